@@ -1,0 +1,126 @@
+"""What was done, in the form that ``--json`` prints."""
+
+from __future__ import annotations
+
+from bp_convert.values.base import Value
+from bp_convert.values.factors import FactorSpec
+from bp_convert.values.plan import Action, Plan, Totals
+
+
+class LayerReport(Value):
+    """One row: a layer of the source model and what became of it.
+
+    Attributes:
+        name: dotted name.
+        kind: name of the Kind.
+        action: replaced, widened or kept.
+        reason: why it is kept or left dense.
+        notes: further remarks.
+        pairs: factor pairs of each weight matrix.
+        rank: Kronecker terms; None unless replaced.
+        params_before: parameters before.
+        params_after: parameters after.
+        macs_before: multiply-adds of one example before (1 MAC = 2 FLOPs).
+        macs_after: multiply-adds of one example after.
+        fit_error: relative Frobenius error of the factors against the trained weight; None
+            where nothing was fitted.
+    """
+
+    name: str
+    kind: str
+    action: Action
+    reason: str
+    notes: tuple[str, ...] = ()
+    pairs: dict[str, FactorSpec]
+    rank: int | None
+    params_before: int
+    params_after: int
+    macs_before: int
+    macs_after: int
+    fit_error: float | None
+
+
+class ReportTotals(Value):
+    """Whole-model counts; ``macs`` are of one example, 1 MAC = 2 FLOPs."""
+
+    params: Totals
+    macs: Totals | None
+    bytes: Totals
+
+
+class Verification(Value):
+    """What running the converted model showed.
+
+    Attributes:
+        ran_eval: forward ran in eval mode, with the source's output structure and shapes.
+        ran_train: forward and backward ran in train mode.
+        gradients: every new parameter received a gradient.
+        source_untouched: the source model is bit-identical.
+        output_error: relative difference of the outputs on a fixed random input.
+        notes: what could not be checked, and why.
+    """
+
+    ran_eval: bool
+    ran_train: bool
+    gradients: bool
+    source_untouched: bool
+    output_error: float | None
+    notes: tuple[str, ...] = ()
+
+
+class Latency(Value):
+    """Measured times in milliseconds: dense and converted, interleaved in one run."""
+
+    batch: int
+    dense_ms: float
+    converted_ms: float
+    dense_spread_ms: float
+    converted_spread_ms: float
+    repeats: int
+    device: str
+    threads: int
+    dense_peak_bytes: int | None = None
+    converted_peak_bytes: int | None = None
+
+    @property
+    def speedup(self) -> float:
+        """Dense time over converted time: above 1 the converted model is faster."""
+        return self.dense_ms / self.converted_ms
+
+
+class Report(Value):
+    """The result of a conversion or of a dry run."""
+
+    totals: ReportTotals
+    layers: tuple[LayerReport, ...]
+    verdict: str
+    model: str
+    source: str = ""
+    inputs: tuple[str, ...] = ()
+    assumed: str = ""
+    notes: tuple[str, ...] = ()
+    verification: Verification | None = None
+    latency: tuple[Latency, ...] = ()
+    seconds: float | None = None
+    versions: dict[str, str] = {}
+
+
+def rows(plan: Plan, errors: dict[str, float | None]) -> tuple[LayerReport, ...]:
+    """Turn a plan's layers into report rows, with the fit errors by layer name."""
+    return tuple(
+        LayerReport(
+            name=one.name,
+            kind=one.kind,
+            action=one.action,
+            reason=one.reason,
+            notes=one.notes,
+            pairs=one.factors,
+            rank=max((spec.rank for spec in one.factors.values()), default=None),
+            params_before=one.params[0],
+            params_after=one.params[1],
+            macs_before=one.macs[0],
+            macs_after=one.macs[1],
+            fit_error=errors.get(one.name),
+        )
+        for one in plan.layers
+    )

@@ -1,0 +1,84 @@
+"""What the user asks for. The planner is the only reader."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from bp_convert.values.base import Value
+from bp_convert.values.factors import Pair
+from bp_convert.values.tensors import TensorSpec
+
+Policy = Literal["fast", "paper"]
+Init = Literal["warm", "random"]
+# An int is a number of Kronecker terms, a float in (0, 1) a share of the layer's parameters.
+Rank = Annotated[int, Field(ge=1, strict=True)] | Annotated[float, Field(gt=0, lt=1)]
+
+
+class Pairs(Value):
+    """Factor pairs written out for one layer; the other policy is to let the planner choose."""
+
+    out: Pair
+    inp: Pair = Field(alias="in")
+
+
+class LayerRule(Value):
+    """What to do with the layers that ``match`` names. The first rule that matches wins.
+
+    Attributes:
+        match: glob on the dotted name, ``re:`` and a regular expression, or a type name.
+        keep: leave these layers as they are.
+        pairs: policy or explicit pairs.
+        rank: number of terms, or a share of the layer's parameters.
+        init: where the factors start from.
+    """
+
+    match: str
+    keep: bool = False
+    pairs: Policy | Pairs | None = None
+    rank: Rank | None = None
+    init: Init | None = None
+
+    @property
+    def insists(self) -> bool:
+        """True where the rule asks for a conversion, so that the speed guard steps aside."""
+        return not self.keep and (self.pairs is not None or self.rank is not None)
+
+
+class Settings(Value):
+    """The whole request.
+
+    Attributes:
+        alpha: widening of what each layer puts out (paper, section III-C): Linear, Embedding and
+            LSTM by alpha, convolutions by alpha squared.
+        rank: number of Kronecker terms R, or a share of each layer's parameters in (0, 1).
+        pairs: ``fast`` takes the cheapest layout within 10 % of the nearest-square pair's
+            parameters, ``paper`` the nearest-square pair itself.
+        init: ``warm`` starts from the trained weights, ``random`` from noise.
+        include: patterns of layers to convert; empty means all.
+        exclude: patterns of layers to leave alone.
+        layers: rules for single layers.
+        convert_head: convert the layer that makes the model's output too.
+        convert_anyway: convert layers that the speed guard would keep.
+        inputs: example inputs; empty lets them be inferred.
+        seed: of every random start.
+    """
+
+    alpha: Annotated[float, Field(gt=0)] = 1.0
+    rank: Rank = 1
+    pairs: Policy = "fast"
+    init: Init = "warm"
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    layers: tuple[LayerRule, ...] = ()
+    convert_head: bool = False
+    convert_anyway: bool = False
+    inputs: tuple[TensorSpec, ...] = ()
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _alpha_widens(self) -> Settings:
+        if self.alpha < 1:
+            raise ValueError("alpha widens layers: it must be at least 1")
+        return self

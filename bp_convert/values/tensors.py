@@ -1,0 +1,81 @@
+"""The example input of a model, described in words that fit a command line."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from bp_convert.errors import PlanError
+from bp_convert.values.base import Value
+
+DType = Literal["float64", "float32", "float16", "bfloat16", "int64", "int32", "bool", "uint8"]
+_DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "bool", "uint8")
+_TEXT = re.compile(
+    r"^(?:(?P<name>[A-Za-z_]\w*)=)?(?:(?P<dtype>[a-z]+\d*):)?(?P<shape>\d+(?:x\d+)*)(?:<(?P<high>\d+))?$"
+)
+
+
+class TensorSpec(Value):
+    """One input tensor, without its batch axis.
+
+    Attributes:
+        name: keyword of the model's forward, or None for a positional argument.
+        dtype: name of the torch dtype.
+        shape: shape of one example; the batch axis is put in front when it is built.
+        high: integers are drawn from [0, high); None lets the first Embedding decide.
+    """
+
+    name: str | None = None
+    dtype: DType = "float32"
+    shape: tuple[Annotated[int, Field(ge=1)], ...]
+    high: Annotated[int, Field(ge=1)] | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> TensorSpec:
+        """Read ``3x224x224``, ``int64:1x16``, ``tokens=int64:1x16`` or ``tokens=int64:1x16<99``.
+
+        Without a name or a dtype the text is the shape of one float32 example, and an axis of 1
+        in front of three others is taken for the batch. With a name or a dtype the first axis is
+        the batch.
+
+        Raises:
+            PlanError: the text does not have that form.
+        """
+        found = _TEXT.match(text.strip())
+        if found is None or (found["dtype"] or "float32") not in _DTYPES:
+            raise PlanError(
+                where=f"--input {text}",
+                found=repr(text),
+                allowed="[NAME=][DTYPE:]SHAPE[<HIGH], such as 3x224x224 or tokens=int64:1x16",
+                fix=f"write the shape as numbers joined by x; dtypes: {', '.join(_DTYPES)}",
+            )
+        shape = tuple(int(n) for n in found["shape"].split("x"))
+        if 0 in shape:
+            raise PlanError(
+                where=f"--input {text}",
+                found="an axis of length 0",
+                allowed="axes of at least 1",
+                fix="give the shape of one real example",
+            )
+        explicit = found["name"] is not None or found["dtype"] is not None
+        if explicit or (len(shape) == 4 and shape[0] == 1):
+            shape = shape[1:]
+        high = None if found["high"] is None else int(found["high"])
+        return cls.model_validate(
+            {
+                "name": found["name"],
+                "dtype": found["dtype"] or "float32",
+                "shape": shape,
+                "high": high,
+            }
+        )
+
+    def __str__(self) -> str:
+        shape = "x".join(str(n) for n in self.shape)
+        if self.name is None and self.dtype == "float32" and self.shape:
+            return shape
+        head = "" if self.name is None else f"{self.name}="
+        tail = "" if self.high is None else f"<{self.high}"
+        return f"{head}{self.dtype}:1{'x' if shape else ''}{shape}{tail}"
