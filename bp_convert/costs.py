@@ -1,0 +1,103 @@
+"""Latency and memory, measured: dense and converted in turn, in one run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+from torch import nn
+
+from bp_convert.graph.example import make_inputs
+from bp_convert.graph.observe import quiet_forward
+from bp_convert.values.report import Latency
+from bp_convert.values.tensors import TensorSpec
+
+REPEATS = 15
+BUDGET_S = 20.0  # per batch size, warm-up excluded
+WARM_UP = 3
+
+
+def measure(
+    dense: nn.Module,
+    converted: nn.Module,
+    inputs: Sequence[TensorSpec],
+    *,
+    batch: int,
+    device: torch.device | str = "cpu",
+) -> Latency:
+    """Time one forward pass of each model in eval mode, interleaved; report medians in ms.
+
+    Peak memory is the allocator's, so it is measured on CUDA only.
+
+    Args:
+        batch: examples in one pass.
+    """
+    on = torch.device(device)
+    passes: list[Callable[[], Any]] = []
+    for model in (dense, converted):
+        model = model.to(on).eval()
+        args, kwargs = make_inputs(model, inputs, batch=batch, device=on)
+        passes.append(lambda m=model, a=args, k=kwargs: m(*a, **k))
+    times: tuple[list[float], list[float]] = ([], [])
+    peaks: list[int | None] = []
+    with torch.no_grad(), quiet_forward():
+        for one in passes:
+            for _ in range(WARM_UP):
+                one()
+            peaks.append(_peak(one, on))
+        start = time.perf_counter()
+        while len(times[0]) < REPEATS and (
+            len(times[0]) < WARM_UP or time.perf_counter() - start < BUDGET_S
+        ):
+            for one, taken in zip(passes, times, strict=True):
+                taken.append(_timed(one, on))
+    return Latency(
+        batch=batch,
+        dense_ms=median(times[0]),
+        converted_ms=median(times[1]),
+        dense_spread_ms=_spread(times[0]),
+        converted_spread_ms=_spread(times[1]),
+        repeats=len(times[0]),
+        device=_device_name(on),
+        threads=torch.get_num_threads(),
+        dense_peak_bytes=peaks[0],
+        converted_peak_bytes=peaks[1],
+    )
+
+
+def _timed(one: Callable[[], Any], device: torch.device) -> float:
+    _wait(device)
+    start = time.perf_counter()
+    one()
+    _wait(device)
+    return 1e3 * (time.perf_counter() - start)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _peak(one: Callable[[], Any], device: torch.device) -> int | None:
+    if device.type != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats(device)
+    one()
+    return torch.cuda.max_memory_allocated(device)
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Return the distance between the quartiles."""
+    if len(values) < 2:
+        return 0.0
+    low, _, high = quantiles(values, n=4)
+    return high - low
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return "CPU" if device.type == "cpu" else str(device)

@@ -1,0 +1,166 @@
+"""nn.LSTM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bp_convert.errors import PlanError
+from bp_convert.kinds.base import (
+    Ask,
+    Factors,
+    Kind,
+    Spread,
+    Widths,
+    low_rank_share,
+    with_rank,
+)
+from bp_convert.kron.policies import fast_factors, paper_factors
+from bp_convert.layers.lstm import BPLSTM
+from bp_convert.values.factors import FactorSpec
+from bp_convert.values.settings import Pairs
+
+GATES = 4
+
+
+class LSTMKind(Kind):
+    name = "LSTM"
+    dense = nn.LSTM
+    twin = BPLSTM
+    fields = (
+        "input_size",
+        "hidden_size",
+        "num_layers",
+        "bias",
+        "batch_first",
+        "dropout",
+        "bidirectional",
+        "proj_size",
+    )
+
+    def refuse(self, module: nn.LSTM) -> str | None:
+        return f"proj_size={module.proj_size} (projected LSTM)" if module.proj_size else None
+
+    def widths(self, module: nn.LSTM) -> Widths:
+        return module.input_size, module.hidden_size
+
+    def factor(self, module: nn.LSTM, widths: Widths, ask: Ask) -> Factors:
+        return {
+            role: self._spec(size, widths, ask) for role, size in matrices(module, widths).items()
+        }
+
+    def _spec(self, size: Widths, widths: Widths, ask: Ask) -> FactorSpec:
+        inputs, hidden = size
+        if isinstance(ask.pairs, Pairs):
+            # `in` speaks of the layer's input; every matrix that reads hidden states uses `out`.
+            pair = ask.pairs
+            fits = pair.out[0] * pair.out[1] == hidden and pair.inp[0] * pair.inp[1] == widths[0]
+            if not fits:
+                raise PlanError(
+                    where=f"LSTM {widths[0]} -> {hidden}",
+                    found=f"pairs out {pair.out}, in {pair.inp}",
+                    allowed=f"out with product {hidden}, in with product {widths[0]}",
+                    fix="give two factors of the hidden size and two of the input size",
+                )
+            own = paper_factors(inputs, hidden, 1).inp
+            inp = pair.inp if inputs == widths[0] else pair.out if inputs == hidden else own
+            spec = FactorSpec(out=pair.out, inp=inp)
+        elif ask.pairs == "fast" and isinstance(ask.rank, float):
+            return low_rank_share(size, ask.rank)
+        elif ask.pairs == "fast":
+            spec = fast_factors(inputs, hidden, 1)
+        else:
+            spec = paper_factors(inputs, hidden, 1)
+        return with_rank(spec, ask.rank, inputs * hidden)
+
+    def params(self, module: nn.LSTM, widths: Widths, factors: Factors | None = None) -> int:
+        hidden = widths[1]
+        directions = 2 if module.bidirectional else 1
+        # torch keeps two biases a gate, the paper and the twin one.
+        biases = (2 if factors is None else 1) * hidden * module.num_layers if module.bias else 0
+        weights = sum(
+            size[0] * size[1] if factors is None else factors[role].params
+            for role, size in matrices(module, widths).items()
+        )
+        return directions * GATES * (weights + biases)
+
+    def macs(
+        self,
+        module: nn.LSTM,
+        widths: Widths,
+        factors: Factors,
+        shapes: Sequence[tuple[int, ...]],
+    ) -> int:
+        inputs, hidden = widths
+        twin = self.build(module, widths, factors, "meta")
+        return sum(twin.predict_macs((*shape[:-1], inputs)) for shape in shapes)
+
+    def build(
+        self, module: nn.LSTM, widths: Widths, factors: Factors, device: torch.device | str
+    ) -> BPLSTM:
+        inputs, hidden = widths
+        return BPLSTM(
+            inputs,
+            hidden,
+            num_layers=module.num_layers,
+            bias=module.bias,
+            batch_first=module.batch_first,
+            dropout=module.dropout,
+            bidirectional=module.bidirectional,
+            factors=factors,
+            device=device,
+            dtype=module.weight_ih_l0.dtype,
+        )
+
+    def spread(self, module: nn.LSTM, spread: Spread) -> dict[str, Tensor]:
+        return spread_lstm(module, spread)
+
+    @torch.no_grad()
+    def fill(self, module: nn.LSTM, twin: BPLSTM, spread: Spread) -> float:
+        wide = self.spread(module, spread)
+        error = twin.fit_({name: w for name, w in wide.items() if name.startswith("weight")})
+        if module.bias:
+            for name, parameter in twin.named_parameters():
+                if name.startswith("bias_"):
+                    suffix = name.removeprefix("bias_")
+                    parameter.copy_(wide[f"bias_ih_{suffix}"] + wide[f"bias_hh_{suffix}"])
+        return error
+
+
+def matrices(module: nn.LSTM, widths: Widths) -> dict[str, Widths]:
+    """Return the (inputs, outputs) of one gate's matrices, by role; both directions share them."""
+    inputs, hidden = widths
+    directions = 2 if module.bidirectional else 1
+    sizes: dict[str, Widths] = {}
+    for layer in range(module.num_layers):
+        sizes[f"ih_l{layer}"] = (directions * hidden if layer else inputs, hidden)
+        sizes[f"hh_l{layer}"] = (hidden, hidden)
+    return sizes
+
+
+def spread_lstm(module: nn.LSTM, spread: Spread) -> dict[str, Tensor]:
+    """Return the LSTM's weights and biases at the widened sizes, by torch's names."""
+    if spread.outputs is None:
+        states = None
+        both = None
+    else:
+        states = spread.outputs
+        both = torch.cat([states, states + module.hidden_size]) if module.bidirectional else states
+    wide: dict[str, Any] = {}
+    for name, parameter in module.named_parameters():
+        gates = parameter.unflatten(0, (GATES, module.hidden_size))  # (4, H, ...)
+        if name.startswith("weight_hh"):
+            inputs = states
+        elif name.startswith("weight_ih_l0"):
+            inputs = spread.inputs
+        else:
+            inputs = both
+        one = Spread(inputs, states)
+        gates = one.rows(gates, axis=1)
+        if name.startswith("weight"):
+            gates = one.columns(gates, axis=2)
+        wide[name] = gates.flatten(0, 1)
+    return wide

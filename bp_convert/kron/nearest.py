@@ -1,0 +1,179 @@
+"""The nearest sum of Kronecker products to a matrix (Van Loan and Pitsianis, 1993)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from bp_convert.errors import FactorError
+from bp_convert.values.factors import Pair
+
+# Up to this small side the Gram matrix is diagonalised whole, in float64.
+GRAM_SIDE = 1024
+OVERSAMPLE = 8
+MAX_STEPS = 12
+CANCELS = 1e-3  # share of the energy below which a difference of energies is not trusted
+SETTLED = 1e-3  # relative change of the captured energy at which iteration stops
+
+
+@dataclass(frozen=True)
+class KroneckerFit:
+    """Factors of ``sum_r kron(w1[r], w2[r]^T)`` and how far they are from the matrix.
+
+    Attributes:
+        w1: (R, k1, d1).
+        w2: (R, d2, k2).
+        error: relative Frobenius error, 0 to 1.
+    """
+
+    w1: Tensor
+    w2: Tensor
+    error: float
+
+
+def rearrange(weight: Tensor, out: Pair, inp: Pair) -> Tensor:
+    """Lay a (K, D) matrix out so that each Kronecker term becomes an outer product.
+
+    Shape:
+        weight: (k1*k2, d1*d2); result: (k1*d1, k2*d2).
+    """
+    (k1, k2), (d1, d2) = out, inp
+    blocks = weight.reshape(k1, k2, d1, d2).permute(0, 2, 1, 3)  # (k1, d1, k2, d2)
+    return blocks.reshape(k1 * d1, k2 * d2)
+
+
+def reconstruct(w1: Tensor, w2: Tensor) -> Tensor:
+    """Build ``sum_r kron(w1[r], w2[r]^T)`` with one product; differentiable.
+
+    Shape:
+        w1: (R, k1, d1); w2: (R, d2, k2); result: (k1*k2, d1*d2).
+    """
+    rank, k1, d1 = w1.shape
+    _, d2, k2 = w2.shape
+    table = w1.reshape(rank, k1 * d1).t() @ w2.reshape(rank, d2 * k2)  # (k1*d1, d2*k2)
+    return table.view(k1, d1, d2, k2).permute(0, 3, 1, 2).reshape(k1 * k2, d1 * d2)
+
+
+def nearest_kronecker_sum(
+    weight: Tensor, out: Pair, inp: Pair, rank: int, *, name: str = "weight"
+) -> KroneckerFit:
+    """Return the R terms nearest to ``weight`` in the Frobenius norm.
+
+    The rearranged matrix's leading singular triplets give them; the squared error is the tail of
+    its squared singular values. Small problems diagonalise the smaller Gram matrix, large ones
+    iterate on a thin random block, with matrix products and thin factorisations only. At full
+    rank the result is exact. Deterministic; the global random state is not touched.
+
+    Args:
+        weight: (k1*k2, d1*d2), any floating dtype; computed in float32 at least.
+        rank: number of terms; above min(k1*d1, k2*d2) it is taken as that.
+        name: what to call the weight in an error.
+
+    Raises:
+        FactorError: pairs that do not multiply to the shape, a rank below 1, or entries that are
+            not finite.
+    """
+    (k1, k2), (d1, d2) = out, inp
+    _check(weight, out, inp, rank, name)
+    work = weight.detach()
+    if work.dtype not in (torch.float32, torch.float64):
+        work = work.to(torch.float32)
+    total = float(torch.linalg.vector_norm(work, dtype=torch.float64))
+    if not isfinite(total):
+        count = int((~torch.isfinite(work)).sum())
+        raise FactorError(
+            where=name,
+            found=f"{count} of {work.numel()} entries are not finite",
+            allowed="finite numbers",
+            fix="repair or exclude this layer; its training diverged",
+        )
+    table = rearrange(work, out, inp)  # (k1*d1, k2*d2)
+    rank = min(rank, *table.shape)
+    left, right = _low_rank(table, rank)  # (k1*d1, R), (R, k2*d2)
+    rest = _distance(table, left, right, total)
+    w1 = left.t().reshape(rank, k1, d1)
+    w2 = right.reshape(rank, k2, d2).transpose(1, 2)
+    return KroneckerFit(
+        w1.to(weight.dtype).contiguous(),
+        w2.to(weight.dtype).contiguous(),
+        rest / total if total else 0.0,
+    )
+
+
+def _distance(table: Tensor, left: Tensor, right: Tensor, total: float) -> float:
+    """Return the Frobenius distance; from the captured energy where nothing cancels."""
+    captured = float(((left.t() @ left).double() * (right @ right.t()).double()).sum())
+    rest = total**2 - captured
+    if rest > CANCELS * total**2:
+        return rest**0.5
+    gap = torch.addmm(table, left, right, alpha=-1)
+    return float(torch.linalg.vector_norm(gap, dtype=torch.float64))
+
+
+def _low_rank(table: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Return thin factors (m, R), (R, n) of the best rank-R matrix, balanced between the two."""
+    rows, columns = table.shape
+    if rows > columns:
+        left, right = _low_rank(table.t(), rank)
+        return right.t(), left.t()
+    if rank == rows:
+        basis = torch.eye(rows, dtype=table.dtype, device=table.device)
+    elif rows <= GRAM_SIDE or 4 * rank >= rows:
+        basis = _gram_basis(table, rank)
+    else:
+        basis = _block_basis(table, rank)
+    right = basis.t() @ table  # (R, n): the best partner of an orthonormal basis
+    scale = torch.linalg.vector_norm(right, dim=1).sqrt().clamp(min=torch.finfo(table.dtype).tiny)
+    return basis * scale, right / scale[:, None]
+
+
+def _gram_basis(table: Tensor, rank: int) -> Tensor:
+    """Return the leading left singular vectors (m, R) from the Gram matrix, in float64."""
+    wide = table.double()
+    _, vectors = torch.linalg.eigh(wide @ wide.t())  # ascending
+    return vectors[:, -rank:].flip(1).to(table.dtype)
+
+
+def _block_basis(table: Tensor, rank: int) -> Tensor:
+    """Return leading left singular vectors (m, R) by subspace iteration on a thin block."""
+    generator = torch.Generator().manual_seed(1993)
+    size = min(table.shape[0], rank + max(OVERSAMPLE, rank // 2))
+    start = torch.randn(table.shape[1], size, generator=generator, dtype=torch.float64)
+    block = table @ start.to(table)  # (m, s)
+    energy = 0.0
+    for _ in range(MAX_STEPS):
+        basis, _ = torch.linalg.qr(block)
+        core = basis.t() @ table  # (s, n)
+        now = float(_top_energy(core, rank))
+        if now - energy <= SETTLED * now:
+            break
+        energy = now
+        block = table @ core.t()  # (m, s)
+    values, vectors = torch.linalg.eigh((core @ core.t()).double())
+    del values
+    return basis @ vectors[:, -rank:].flip(1).to(table.dtype)
+
+
+def _top_energy(core: Tensor, rank: int) -> Tensor:
+    return torch.linalg.eigvalsh((core @ core.t()).double())[-rank:].sum()
+
+
+def _check(weight: Tensor, out: Pair, inp: Pair, rank: int, name: str) -> None:
+    (k1, k2), (d1, d2) = out, inp
+    if weight.dim() != 2 or tuple(weight.shape) != (k1 * k2, d1 * d2):
+        raise FactorError(
+            where=name,
+            found=f"shape {tuple(weight.shape)} with pairs out {out}, in {inp}",
+            allowed=f"shape ({k1 * k2}, {d1 * d2})",
+            fix="give pairs whose products are the weight's rows and columns",
+        )
+    if rank < 1:
+        raise FactorError(
+            where=name,
+            found=f"rank {rank}",
+            allowed="at least 1",
+            fix="give the number of Kronecker terms",
+        )

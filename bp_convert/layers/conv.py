@@ -1,0 +1,400 @@
+"""Convolutions whose weight is a sum of Kronecker products over channels and kernel axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.utils import _ntuple
+
+from bp_convert.errors import FactorError
+from bp_convert.kron.conv_layout import (
+    Layout,
+    aligned_axes,
+    fast_conv_factors,
+    first_factor,
+    layout_of,
+    split_padding,
+)
+from bp_convert.kron.nearest import nearest_kronecker_sum, reconstruct
+from bp_convert.layers.checks import checked, wrong_pair
+from bp_convert.layers.init import init_factors_
+from bp_convert.values.factors import FactorSpec
+
+Size = int | tuple[int, ...]
+
+
+class _BPConv(nn.Module):
+    """What the three convolutions share; ``AXES`` is the number of spatial axes.
+
+    Input channel c = (c1, c2) and output channel k = (k1, k2), row-wise. Factor 1 mixes c1, factor
+    2 mixes c2, and each axis of the kernel belongs to one of them, so that
+
+        weight[(i1, i2), (j1, j2), p] = sum_r w1[r][i1, (j1, p1)] * w2[r][(j2, p2), i2]
+
+    with p1, p2 the kernel positions along each factor's own axes. The layer runs as a product
+    over channels and a thin convolution (or two of those) on views of its input.
+    """
+
+    AXES: ClassVar[int]
+    DENSE: ClassVar[type[nn.Module]]
+    CONV: ClassVar[Callable[..., Tensor]]
+
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: str | Size = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        *,
+        factors: FactorSpec | None = None,
+        rank: int = 1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        spread = _ntuple(self.AXES)
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.kernel_size: tuple[int, ...] = spread(kernel_size)
+        self.stride: tuple[int, ...] = spread(stride)
+        self.padding: str | tuple[int, ...] = (
+            padding if isinstance(padding, str) else spread(padding)
+        )
+        self.dilation: tuple[int, ...] = spread(dilation)
+        self.groups = groups
+        self.padding_mode = padding_mode
+        self._check_fields()
+        if factors is None:
+            factors = fast_conv_factors(in_channels, out_channels, self.kernel_size, rank)
+        self.factors = self._checked(factors)
+        self._layout = layout_of(self.factors, self.kernel_size)
+        self._first = first_factor(self.factors, self.kernel_size, self.stride)
+        (k1, k2), (d1, d2), terms = self.factors.out, self.factors.inp, self.factors.rank
+        where: Any = {"device": device, "dtype": dtype}
+        self.w1 = nn.Parameter(torch.empty(terms, k1, d1, **where))
+        self.w2 = nn.Parameter(torch.empty(terms, d2, k2, **where))
+        if bias:
+            self.bias = nn.Parameter(torch.empty(out_channels, **where))
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw factors so that the weight varies as a fresh torch convolution's: 1 / (3 D)."""
+        fan_in = self.in_channels * prod(self.kernel_size)
+        init_factors_(self.w1, self.w2, self.factors.rank, 1 / (3 * fan_in))
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -(fan_in**-0.5), fan_in**-0.5)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map (N, C, *size) or (C, *size) to (N, K, *out) or (K, *out)."""
+        single = input.dim() == self.AXES + 1
+        x = input.unsqueeze(0) if single else input
+        self._check_input(x, input)
+        x, pads = self._pad(x)
+        if prod(self.kernel_size) == 1:
+            steps = tuple(slice(None, None, step) for step in self.stride)
+            x = x[(..., *steps)] if any(step > 1 for step in self.stride) else x
+        y = self._one_then_two(x, pads) if self._first == 1 else self._two_then_one(x, pads)
+        if self.bias is not None:
+            y = y + self.bias.to(y.dtype).view(-1, *[1] * self.AXES)
+        return y.squeeze(0) if single else y
+
+    # The two factors. `x` carries axes (N, c1, c2, *size) flattened over the channels.
+
+    def _one_then_two(self, x: Tensor, pads: tuple[int, ...]) -> Tensor:
+        lay, (k1, k2), terms = self._layout, self.factors.out, self.factors.rank
+        w1 = self.w1.transpose(0, 1).reshape(k1 * terms, lay.c1, -1)  # (k1*R, c1, s1)
+        t = self._mix_one(x.reshape(-1, lay.c1, lay.c2, *x.shape[2:]), w1, pads)
+        t = t.reshape(-1, terms * lay.c2, *t.shape[3:])  # (N*k1, R*c2, *size)
+        w2 = self.w2.permute(2, 0, 1).reshape(k2, terms * lay.c2, -1)  # (k2, R*c2, s2)
+        y = self._mix_two(t, w2, pads)  # (N*k1, k2, *out)
+        return y.reshape(-1, k1 * k2, *y.shape[2:])
+
+    def _two_then_one(self, x: Tensor, pads: tuple[int, ...]) -> Tensor:
+        lay, (k1, k2), terms = self._layout, self.factors.out, self.factors.rank
+        w2 = self.w2.transpose(1, 2).reshape(terms * k2, lay.c2, -1)  # (R*k2, c2, s2)
+        t = self._mix_two(x.reshape(-1, lay.c2, *x.shape[2:]), w2, pads)  # (N*c1, R*k2, *size)
+        w1 = self.w1.unflatten(2, (lay.c1, -1)).permute(1, 2, 0, 3)  # (k1, c1, R, s1)
+        w1 = w1.reshape(k1, lay.c1 * terms, -1)  # (k1, c1*R, s1)
+        t = t.reshape(-1, lay.c1 * terms, k2, *t.shape[2:])  # (N, c1*R, k2, *size)
+        y = self._mix_one(t, w1, pads)  # (N, k1, k2, *out)
+        return y.reshape(-1, k1 * k2, *y.shape[3:])
+
+    def _mix_one(self, x: Tensor, w: Tensor, pads: tuple[int, ...]) -> Tensor:
+        """Apply factor 1 to (N, C, P, *size) where P is a passive axis: (N, K, P, *out)."""
+        rows, columns, _ = w.shape
+        if self._layout.s1 == 1:
+            flat = x.flatten(2)  # (N, C, P*size)
+            return torch.matmul(w[:, :, 0], flat).view(-1, rows, *x.shape[2:])
+        passive = x.shape[2]
+        moved = x.transpose(1, 2).reshape(-1, columns, *x.shape[3:])  # (N*P, C, *size)
+        y = self._conv(moved, w, 1, pads)  # (N*P, K, *out)
+        return y.view(-1, passive, rows, *y.shape[2:]).transpose(1, 2)
+
+    def _mix_two(self, x: Tensor, w: Tensor, pads: tuple[int, ...]) -> Tensor:
+        """Apply factor 2 to (N, C, *size): (N, K, *out)."""
+        if prod(self.kernel_size) == 1:
+            return torch.matmul(w[:, :, 0], x.flatten(2)).view(-1, w.shape[0], *x.shape[2:])
+        return self._conv(x, w, 2, pads)
+
+    def _conv(self, x: Tensor, w: Tensor, factor: int, pads: tuple[int, ...]) -> Tensor:
+        """Convolve along the axes that ``factor`` owns; the others pass through."""
+        own = [owner == factor for owner in self.factors.axes]
+        shape = [size if mine else 1 for size, mine in zip(self.kernel_size, own, strict=True)]
+        conv = type(self).CONV
+        return conv(
+            x,
+            w.view(*w.shape[:2], *shape),
+            None,
+            _where(self.stride, own, 1),
+            _where(pads, own, 0),
+            _where(self.dilation, own, 1),
+        )
+
+    def _pad(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        """Return the input, padded where the convolution cannot do it, and what is left to pad."""
+        front, left = split_padding(
+            self.kernel_size, self.padding, self.dilation, self.padding_mode
+        )
+        sides = [side for pair in reversed(front) for side in pair]  # F.pad: last axis first
+        if any(sides):
+            mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
+            x = F.pad(x, sides, mode=mode)
+        return x, left
+
+    # Dense and back
+
+    @classmethod
+    def from_dense(
+        cls, layer: Any, *, factors: FactorSpec | None = None, rank: int = 1
+    ) -> Self:
+        """Return the nearest bilinear convolution to a trained one; nothing is shared with it.
+
+        Raises:
+            FactorError: groups, pairs that do not fit, or weights that are not finite.
+        """
+        new = cls(
+            layer.in_channels,
+            layer.out_channels,
+            layer.kernel_size,
+            layer.stride,
+            layer.padding,
+            layer.dilation,
+            layer.groups,
+            layer.bias is not None,
+            layer.padding_mode,
+            factors=factors,
+            rank=rank,
+            device=layer.weight.device,
+            dtype=layer.weight.dtype,
+        )
+        new.fit_(layer.weight)
+        for factor in (new.w1, new.w2):
+            factor.requires_grad_(layer.weight.requires_grad)
+        if new.bias is not None:
+            with torch.no_grad():
+                new.bias.copy_(layer.bias)
+            new.bias.requires_grad_(layer.bias.requires_grad)
+        return new.train(layer.training)
+
+    @torch.no_grad()
+    def fit_(self, weight: Tensor) -> float:
+        """Set the factors to the nearest Kronecker sum of ``weight`` (K, C, *kernel); return the
+        relative Frobenius error."""
+        lay, spec = self._layout, self.factors
+        parts = weight.reshape(-1, lay.c1, lay.c2, *self.kernel_size)
+        matrix = parts.permute(self._order()).reshape(weight.shape[0], -1)  # (K, d1*d2)
+        fit = nearest_kronecker_sum(matrix, spec.out, spec.inp, spec.rank)
+        self.w1.copy_(fit.w1)
+        self.w2.copy_(fit.w2)
+        return fit.error
+
+    def dense_weight(self) -> Tensor:
+        """Build the weight (K, C, *kernel); differentiable."""
+        lay, order = self._layout, self._order()
+        sizes = (self.out_channels, lay.c1, lay.c2, *self.kernel_size)
+        parts = reconstruct(self.w1, self.w2).view([sizes[axis] for axis in order])
+        back = [order.index(axis) for axis in range(len(order))]
+        return parts.permute(back).reshape(self.out_channels, self.in_channels, *self.kernel_size)
+
+    @property
+    def weight(self) -> Tensor:
+        """The dense weight, built anew at each access, for code that looks at it."""
+        return self.dense_weight()
+
+    def to_dense(self) -> Any:
+        """Return the torch convolution of the same weight; nothing is shared with it."""
+        new: Any = self.DENSE(
+            self.in_channels,
+            self.out_channels,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.dilation,
+            1,
+            self.bias is not None,
+            self.padding_mode,
+            device=self.w1.device,
+            dtype=self.w1.dtype,
+        )
+        with torch.no_grad():
+            new.weight.copy_(self.dense_weight())
+            if self.bias is not None:
+                new.bias.copy_(self.bias)
+                new.bias.requires_grad_(self.bias.requires_grad)
+        new.weight.requires_grad_(self.w1.requires_grad)
+        return new.train(self.training)
+
+    def _order(self) -> list[int]:
+        """Return the axes of (K, c1, c2, *kernel) as K, c1, s1, c2, s2."""
+        first = [3 + i for i, owner in enumerate(self.factors.axes) if owner == 1]
+        second = [3 + i for i, owner in enumerate(self.factors.axes) if owner == 2]
+        return [0, 1, *first, 2, *second]
+
+    def extra_repr(self) -> str:
+        """Tell torch's own fields, the pairs and the number of terms."""
+        lay: Layout = self._layout
+        (k1, k2), terms = self.factors.out, self.factors.rank
+        parts = [
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}",
+            f"stride={self.stride}",
+        ]
+        if isinstance(self.padding, str) or any(self.padding):
+            parts.append(f"padding={self.padding!r}")
+        if any(step != 1 for step in self.dilation):
+            parts.append(f"dilation={self.dilation}")
+        if self.bias is None:
+            parts.append("bias=False")
+        if self.padding_mode != "zeros":
+            parts.append(f"padding_mode={self.padding_mode!r}")
+        parts.append(f"out={k1}x{k2}, in={lay.c1}*{lay.s1}x{lay.c2}*{lay.s2}, rank={terms}")
+        return ", ".join(parts)
+
+    # Checks
+
+    def _check_fields(self) -> None:
+        name = type(self).__name__
+        modes = ("zeros", "reflect", "replicate", "circular")
+        if self.groups != 1:
+            raise FactorError(
+                where=name,
+                found=f"groups={self.groups}",
+                allowed="groups=1: each group would need factors of its own",
+                fix="keep grouped and depth-wise convolutions dense",
+            )
+        if self.padding_mode not in modes:
+            raise FactorError(
+                where=f"{name}, padding_mode",
+                found=repr(self.padding_mode),
+                allowed=", ".join(modes),
+                fix="name one of torch's padding modes",
+            )
+        text = isinstance(self.padding, str)
+        if text and self.padding not in ("same", "valid"):
+            raise FactorError(
+                where=f"{name}, padding",
+                found=repr(self.padding),
+                allowed="numbers, 'same' or 'valid'",
+                fix="name one of these",
+            )
+        if self.padding == "same" and any(step != 1 for step in self.stride):
+            raise FactorError(
+                where=f"{name}, padding='same'",
+                found=f"stride={self.stride}",
+                allowed="stride 1, as in torch",
+                fix="give the padding in numbers",
+            )
+
+    def _checked(self, spec: FactorSpec) -> FactorSpec:
+        name = type(self).__name__
+        axes = spec.axes or next(
+            iter(aligned_axes(spec.inp, self.in_channels, self.kernel_size)), ()
+        )
+        spec = spec.model_copy(update={"axes": axes})
+        columns = self.in_channels * prod(self.kernel_size)
+        spec = checked(name, spec, inputs=columns, outputs=self.out_channels)
+        if len(axes) != self.AXES or axes not in _all_aligned(
+            spec, self.in_channels, self.kernel_size
+        ):
+            raise wrong_pair(
+                name,
+                "in",
+                spec.inp,
+                f"(c1*s1, c2*s2) with c1*c2 = {self.in_channels} and s1, s2 whole axes of the "
+                f"kernel {self.kernel_size}",
+            )
+        return spec
+
+    def _check_input(self, x: Tensor, input: Tensor) -> None:
+        if x.dim() != self.AXES + 2 or x.shape[1] != self.in_channels:
+            raise RuntimeError(
+                f"{type(self).__name__} expects {self.AXES + 1} or {self.AXES + 2} axes with "
+                f"{self.in_channels} channels, got {tuple(input.shape)}"
+            )
+
+
+def _all_aligned(spec: FactorSpec, channels: int, kernel: Sequence[int]) -> tuple[Any, ...]:
+    """Return the layouts that fit, with axes of length 1 in either factor."""
+    fits = []
+    for axes in aligned_axes(spec.inp, channels, kernel):
+        same = [
+            mine == given or size == 1
+            for mine, given, size in zip(axes, spec.axes, kernel, strict=True)
+        ]
+        if all(same):
+            fits.append(spec.axes)
+    return tuple(fits)
+
+
+def _where(values: Sequence[int], own: Sequence[bool], other: int) -> tuple[int, ...]:
+    return tuple(value if mine else other for value, mine in zip(values, own, strict=True))
+
+
+class BPConv1d(_BPConv):
+    """An ``nn.Conv1d`` whose weight is a sum of Kronecker products; see ``BPConv2d``."""
+
+    AXES = 1
+    DENSE = nn.Conv1d
+    CONV = staticmethod(F.conv1d)
+
+
+class BPConv2d(_BPConv):
+    """An ``nn.Conv2d`` whose weight is a sum of Kronecker products (paper, section III-D).
+
+    Args: as ``nn.Conv2d``, and
+        factors: pairs, the owner of each kernel axis, and the number of terms; by default the
+            cheapest layout within 10 % of the nearest-square pair's parameters.
+        rank: number of terms R where ``factors`` is not given; cut to full rank.
+
+    Shape:
+        input (N, C, H, W) or (C, H, W), output (N, K, H', W') or (K, H', W');
+        w1 (R, k1, d1), w2 (R, d2, k2), bias (K).
+
+    Raises:
+        FactorError: groups other than 1, or pairs that do not fit.
+    """
+
+    AXES = 2
+    DENSE = nn.Conv2d
+    CONV = staticmethod(F.conv2d)
+
+
+class BPConv3d(_BPConv):
+    """An ``nn.Conv3d`` whose weight is a sum of Kronecker products; see ``BPConv2d``."""
+
+    AXES = 3
+    DENSE = nn.Conv3d
+    CONV = staticmethod(F.conv3d)

@@ -1,0 +1,233 @@
+"""An Embedding whose table is a sum of Kronecker products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bp_convert.errors import FactorError
+from bp_convert.kron.nearest import nearest_kronecker_sum
+from bp_convert.kron.pairs import nearest_pair
+from bp_convert.layers.checks import wrong_pair
+from bp_convert.layers.init import init_factors_
+from bp_convert.values.factors import FactorSpec
+
+
+class BPEmbedding(nn.Module):
+    """Look rows of ``sum_r kron(w1[r], w2[r])`` up without building it (paper, section III-E).
+
+    Row v of the table is ``sum_r outer(w1[r, v // v2], w2[r, v % v2])``, flattened row-wise.
+
+    Args:
+        num_embeddings: V. The pair may cover more rows than that; the spare ones are never read.
+        embedding_dim: E = e1*e2.
+        padding_idx: the row that is zero and receives no gradient.
+        factors: ``out = (e1, e2)``, ``in = (v1, v2)`` and the number of terms; by default the
+            nearest-square pairs.
+        rank: number of terms R where ``factors`` is not given; cut to full rank.
+
+    Shape:
+        input (...) of integers, output (..., E); w1 (R, v1, e1), w2 (R, v2, e2).
+
+    Raises:
+        FactorError: pairs that do not fit.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        factors: FactorSpec | None = None,
+        rank: int = 1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if factors is None:
+            out, inp = nearest_pair(embedding_dim), nearest_pair(num_embeddings)
+            factors = FactorSpec(out=out, inp=inp, rank=rank)
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.padding_idx = _row(padding_idx, num_embeddings)
+        self.factors = _checked(factors, num_embeddings, embedding_dim)
+        (e1, e2), (v1, v2), terms = self.factors.out, self.factors.inp, self.factors.rank
+        where: Any = {"device": device, "dtype": dtype}
+        self.w1 = nn.Parameter(torch.empty(terms, v1, e1, **where))
+        self.w2 = nn.Parameter(torch.empty(terms, v2, e2, **where))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw factors so that the table varies as a fresh ``nn.Embedding``'s: 1."""
+        init_factors_(self.w1, self.w2, self.factors.rank, 1.0)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map indices (...) to rows (..., E).
+
+        Raises:
+            IndexError: an index outside the vocabulary (on the CPU; a GPU reports it late).
+        """
+        (e1, e2), (_, v2), terms = self.factors.out, self.factors.inp, self.factors.rank
+        rows = input.reshape(-1)  # (N,)
+        if self._padded_rows and rows.device.type == "cpu" and not torch.compiler.is_compiling():
+            _check_range(rows, self.num_embeddings)
+        high = torch.div(rows, v2, rounding_mode="floor")
+        left = _gather(self.w1, high)  # (N, R, e1)
+        right = _gather(self.w2, rows - high * v2)  # (N, R, e2)
+        if terms == 1:
+            y = (left.view(-1, e1, 1) * right.view(-1, 1, e2)).view(-1, e1 * e2)  # (N, E)
+        else:
+            y = torch.bmm(left.transpose(1, 2), right).view(-1, e1 * e2)  # (N, E)
+        if self.padding_idx is not None:
+            y = y.masked_fill((rows == self.padding_idx)[:, None], 0)
+        return y.view(*input.shape, self.embedding_dim)
+
+    @property
+    def _padded_rows(self) -> bool:
+        return prod(self.factors.inp) != self.num_embeddings
+
+    @classmethod
+    def from_dense(
+        cls, layer: nn.Embedding, *, factors: FactorSpec | None = None, rank: int = 1
+    ) -> Self:
+        """Return the nearest bilinear table to a trained one; nothing is shared with it.
+
+        Raises:
+            FactorError: a field that a factored table cannot honour (max_norm,
+                scale_grad_by_freq, sparse, a padding row that is not zero), pairs that do not
+                fit, or weights that are not finite.
+        """
+        reason = unsupported(layer)
+        if reason is not None:
+            raise FactorError(
+                where=f"Embedding({layer.num_embeddings}, {layer.embedding_dim})",
+                found=reason,
+                allowed="a plain table",
+                fix="keep this layer dense",
+            )
+        new = cls(
+            layer.num_embeddings,
+            layer.embedding_dim,
+            layer.padding_idx,
+            factors=factors,
+            rank=rank,
+            device=layer.weight.device,
+            dtype=layer.weight.dtype,
+        )
+        new.fit_(layer.weight)
+        new.requires_grad_(layer.weight.requires_grad)
+        return new.train(layer.training)
+
+    @torch.no_grad()
+    def fit_(self, weight: Tensor) -> float:
+        """Set the factors to the nearest Kronecker sum of ``weight`` (V, E); return the relative
+        Frobenius error over the vocabulary's rows."""
+        spec = self.factors
+        spare = prod(spec.inp) - self.num_embeddings
+        table = F.pad(weight, (0, 0, 0, spare))  # (v1*v2, E)
+        fit = nearest_kronecker_sum(table, spec.inp, spec.out, spec.rank)
+        self.w1.copy_(fit.w1)
+        self.w2.copy_(fit.w2.transpose(1, 2))
+        return fit.error
+
+    def dense_weight(self) -> Tensor:
+        """Build the table (V, E); differentiable."""
+        (e1, e2), (v1, v2), terms = self.factors.out, self.factors.inp, self.factors.rank
+        table = self.w1.reshape(terms, -1).t() @ self.w2.reshape(terms, -1)  # (v1*e1, v2*e2)
+        table = table.view(v1, e1, v2, e2).transpose(1, 2).reshape(v1 * v2, e1 * e2)  # (V+, E)
+        table = table[: self.num_embeddings]
+        if self.padding_idx is None:
+            return table
+        pad = torch.arange(self.num_embeddings, device=table.device) == self.padding_idx
+        return table.masked_fill(pad[:, None], 0)
+
+    @property
+    def weight(self) -> Tensor:
+        """The dense table (V, E), built anew at each access, for code that looks at it."""
+        return self.dense_weight()
+
+    def to_dense(self) -> nn.Embedding:
+        """Return the ``nn.Embedding`` of the same table; nothing is shared with it."""
+        new = nn.Embedding(
+            self.num_embeddings,
+            self.embedding_dim,
+            self.padding_idx,
+            device=self.w1.device,
+            dtype=self.w1.dtype,
+        )
+        with torch.no_grad():
+            new.weight.copy_(self.dense_weight())
+        new.weight.requires_grad_(self.w1.requires_grad)
+        return new.train(self.training)
+
+    @staticmethod
+    def predict_macs(spec: FactorSpec, shapes: Sequence[tuple[int, ...]]) -> int:
+        """Return the multiply-adds of looking up indices of these shapes; one term multiplies
+        element-wise, which is not counted."""
+        terms = spec.rank if spec.rank > 1 else 0
+        return sum(prod(shape) for shape in shapes) * terms * prod(spec.out)
+
+    def extra_repr(self) -> str:
+        """Tell the sizes, the pairs and the number of terms."""
+        (e1, e2), (v1, v2) = self.factors.out, self.factors.inp
+        pad = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return (
+            f"{self.num_embeddings}, {self.embedding_dim}{pad}, "
+            f"out={e1}x{e2}, in={v1}x{v2}, rank={self.factors.rank}"
+        )
+
+
+def unsupported(layer: nn.Embedding) -> str | None:
+    """Return which field of a table the factored form cannot honour, or None."""
+    if layer.max_norm is not None:
+        return f"max_norm={layer.max_norm} renormalises rows that are never stored"
+    if layer.scale_grad_by_freq:
+        return "scale_grad_by_freq: rows share their factors"
+    if layer.sparse:
+        return "sparse=True: the factors' gradients are dense"
+    pad = layer.padding_idx
+    if pad is not None and not layer.weight.is_meta and bool(layer.weight[pad].any()):
+        return f"row padding_idx={pad} is not zero"
+    return None
+
+
+def _gather(factor: Tensor, rows: Tensor) -> Tensor:
+    """Take rows (N,) of each term of (R, v, e): (N, R, e)."""
+    terms, v, e = factor.shape
+    flat = factor.transpose(0, 1).reshape(v, terms * e)  # (v, R*e); a view where R is 1
+    return F.embedding(rows, flat).view(-1, terms, e)
+
+
+def _checked(spec: FactorSpec, rows: int, columns: int) -> FactorSpec:
+    if prod(spec.out) != columns:
+        raise wrong_pair("BPEmbedding", "out", spec.out, f"two factors of {columns}")
+    if prod(spec.inp) < rows:
+        raise wrong_pair("BPEmbedding", "in", spec.inp, f"a product of at least {rows}")
+    full = min(spec.inp[0] * spec.out[0], spec.inp[1] * spec.out[1])
+    return spec.model_copy(update={"rank": min(spec.rank, full)})
+
+
+def _row(index: int | None, rows: int) -> int | None:
+    """Return a padding index counted from the front, as nn.Embedding keeps it."""
+    if index is None or 0 <= index < rows:
+        return index
+    if -rows <= index < 0:
+        return rows + index
+    raise FactorError(
+        where="BPEmbedding, padding_idx",
+        found=str(index),
+        allowed=f"a row of the {rows}",
+        fix="give an index within the vocabulary",
+    )
+
+
+def _check_range(rows: Tensor, size: int) -> None:
+    """Refuse what nn.Embedding refuses, where spare rows would hide it."""
+    if rows.numel() and not rows.is_meta and bool(((rows < 0) | (rows >= size)).any()):
+        raise IndexError(f"index out of range: the vocabulary has {size} rows")

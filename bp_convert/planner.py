@@ -1,0 +1,384 @@
+"""A model and Settings in, a Plan out. The only reader of alpha."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from bp_convert.errors import PlanError, TraceError
+from bp_convert.graph.clone import clone_to_meta
+from bp_convert.graph.example import make_inputs
+from bp_convert.graph.inputs import infer_input
+from bp_convert.graph.observe import Args, Kwargs, Observation, observe
+from bp_convert.graph.walk import Site, select, structural_reasons, walk
+from bp_convert.graph.widths import WidthPlan, widen
+from bp_convert.kinds import Ask, Factors, Widths, prime_reason
+from bp_convert.kron.latency import Speed, predict
+from bp_convert.surgery import apply_plan, fingerprint
+from bp_convert.values.plan import AttrChange, LayerPlan, Plan, Resize, Totals
+from bp_convert.values.settings import LayerRule, Settings
+from bp_convert.values.tensors import TensorSpec
+
+Progress = Callable[[str, int, int], None]
+WIDTH_BATCH = 2  # more than one example, so that no width is mistaken for the batch
+
+
+def make_plan(
+    model: nn.Module,
+    settings: Settings | None = None,
+    *,
+    progress: Progress | None = None,
+) -> Plan:
+    """Decide for every layer of ``model`` what becomes of it, and why.
+
+    The model is only looked at: its forward runs on tensors without data, in eval and train mode.
+
+    Args:
+        settings: the request; None asks for alpha 1 and one term.
+        progress: called with words, steps done and their number.
+
+    Raises:
+        PlanError: a pattern that matches nothing, pairs that do not fit, or widening without an
+            input to run on.
+        TraceError: the model does not run on the given input.
+    """
+    return _Planning(model, settings or Settings(), progress or (lambda *_: None)).run()
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What the settings ask of one site, before the model has a say."""
+
+    ask: Ask
+    init: str
+    insists: bool
+    refusal: str | None
+
+
+class _Planning:
+    STEPS = 4
+
+    def __init__(self, model: nn.Module, settings: Settings, progress: Progress) -> None:
+        self.model = model
+        self.settings = settings
+        self.progress = progress
+        self.sites = walk(model)
+        self.notes: list[str] = []
+
+    def run(self) -> Plan:
+        self.progress("reading the model", 0, self.STEPS)
+        wishes = self._wishes()
+        specs, assumed = self._inputs()
+        self.progress("running it without data", 1, self.STEPS)
+        seen = self._observe(specs, given=bool(self.settings.inputs))
+        reasons = self._reasons(wishes, seen)
+        self.progress("finding which widths go together", 2, self.STEPS)
+        widths = self._widths(specs, wishes, reasons)
+        layers = tuple(
+            self._layer(site, wishes[site.name], reasons.get(site.name), widths, seen)
+            for site in self.sites
+        )
+        self.progress("counting", 3, self.STEPS)
+        plan = self._total(layers, specs, assumed, widths, seen)
+        self.progress("planned", self.STEPS, self.STEPS)
+        return plan
+
+    # What is asked
+
+    def _wishes(self) -> dict[str, _Wish]:
+        settings = self.settings
+        included = self._matched(settings.include)
+        excluded = self._matched(settings.exclude)
+        rules = [(rule, select(rule.match, self.sites)) for rule in settings.layers]
+        wishes = {}
+        for site in self.sites:
+            rule = next((r for r, hits in rules if site.name in hits), None) or LayerRule(match="*")
+            refusal = None
+            if rule.keep:
+                refusal = f"kept by the rule for {rule.match!r}"
+            elif site.name in excluded:
+                refusal = "excluded"
+            elif settings.include and site.name not in included and not rule.insists:
+                refusal = "not included"
+            ask = Ask(
+                pairs=settings.pairs if rule.pairs is None else rule.pairs,
+                rank=settings.rank if rule.rank is None else rule.rank,
+            )
+            wishes[site.name] = _Wish(ask, rule.init or settings.init, rule.insists, refusal)
+        return wishes
+
+    def _matched(self, patterns: Sequence[str]) -> frozenset[str]:
+        return frozenset().union(*(select(pattern, self.sites) for pattern in patterns))
+
+    # What the model says
+
+    def _inputs(self) -> tuple[tuple[TensorSpec, ...], str]:
+        if self.settings.inputs:
+            return self.settings.inputs, ""
+        guess = infer_input(self.model)
+        if guess is None:
+            return (), ""
+        specs, words = guess
+        return specs, words
+
+    def _observe(self, specs: Sequence[TensorSpec], *, given: bool) -> Observation | None:
+        if not specs:
+            self.notes.append(
+                "no example input is known: multiply-adds are not counted and the output layer is "
+                "taken to be the last one; give --input"
+            )
+            return None
+        args, kwargs = make_inputs(self.model, specs, batch=1)
+        watched = {site.name: site.module for site in self.sites}
+        try:
+            return observe(self.model, watched, args, kwargs)
+        except TraceError:
+            if given or self.settings.alpha != 1:
+                raise
+            self.notes.append("the model did not run on the input that was assumed; give --input")
+            return None
+
+    def _reasons(self, wishes: dict[str, _Wish], seen: Observation | None) -> dict[str, str]:
+        """Collect why sites cannot or shall not be converted, the firmest reason first."""
+        reasons = structural_reasons(self.model, self.sites)
+        heads = self._heads(seen)
+        for site in self.sites:
+            wish = wishes[site.name]
+            never = seen is not None and not any(name in seen.shapes for name in site.names)
+            candidates = (
+                wish.refusal,
+                reasons.get(site.name),
+                site.kind.refuse(site.module),
+                "never called on the example input" if never else None,
+                "it makes the model's output (--convert-head converts it)"
+                if site.name in heads and not (self.settings.convert_head or wish.insists)
+                else None,
+            )
+            found = next((reason for reason in candidates if reason), None)
+            if found:
+                reasons[site.name] = found
+        return reasons
+
+    def _heads(self, seen: Observation | None) -> tuple[str, ...]:
+        if seen is not None:
+            return seen.heads
+        return (self.sites[-1].name,) if self.sites else ()
+
+    def _widths(
+        self,
+        specs: Sequence[TensorSpec],
+        wishes: dict[str, _Wish],
+        reasons: dict[str, str],
+    ) -> WidthPlan | None:
+        if self.settings.alpha == 1:
+            return None
+        if not specs:
+            raise PlanError(
+                where=f"{type(self.model).__name__}, alpha {self.settings.alpha:g}",
+                found="no example input is known",
+                allowed="an input to run the model on: widening follows what the forward does",
+                fix="describe it with --input, such as --input 3x224x224",
+            )
+        args, kwargs = make_inputs(self.model, specs, batch=WIDTH_BATCH)
+        targets = {
+            site.name: site.kind.name
+            for site in self.sites
+            if site.name not in reasons and self._prime(site, wishes[site.name]) is None
+        }
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = widen(self.model, args, kwargs, alpha=self.settings.alpha, targets=targets)
+        if found.failure:
+            self.notes.append(f"widths stay as they are: {found.failure}")
+        return found
+
+    @staticmethod
+    def _prime(site: Site, wish: _Wish) -> str | None:
+        return prime_reason(site.kind.widths(site.module), wish.ask)
+
+    # One layer
+
+    def _layer(
+        self,
+        site: Site,
+        wish: _Wish,
+        reason: str | None,
+        widths: WidthPlan | None,
+        seen: Observation | None,
+    ) -> LayerPlan:
+        kind, module = site.kind, site.module
+        before = kind.widths(module)
+        after = self._after(site, before, widths)
+        notes: list[str] = []
+        factors: Factors = {}
+        shapes = _calls(site, seen)
+        if reason is None:
+            reason = prime_reason(after, wish.ask)
+        if reason is None:
+            factors = kind.factor(module, after, wish.ask)
+            reason, notes = self._worth(site, after, factors, wish, shapes)
+        if widths is not None and before[1] == after[1] and not reason:
+            target = widths.targets.get(site.name)
+            if target is not None and target.reason:
+                notes.append(f"keeps its width: {target.reason}")
+        replaced = not reason
+        dense_macs = _sum_of(site, seen.macs) if seen else 0
+        return LayerPlan(
+            name=site.name,
+            aliases=site.aliases,
+            kind=kind.name,
+            action="replaced" if replaced else "kept" if before == after else "widened",
+            reason=reason or "",
+            notes=tuple(notes),
+            inputs=(before[0], after[0]),
+            outputs=(before[1], after[1]),
+            factors=factors if replaced else {},
+            init=wish.init,
+            params=(
+                kind.params(module, before),
+                kind.params(module, after, factors if replaced else None),
+            ),
+            macs=(
+                dense_macs,
+                kind.macs(module, after, factors, shapes)
+                if replaced
+                else _scaled(dense_macs, kind.params(module, before), kind.params(module, after)),
+            ),
+        )
+
+    @staticmethod
+    def _after(site: Site, before: Widths, widths: WidthPlan | None) -> Widths:
+        target = None if widths is None else widths.targets.get(site.name)
+        if target is not None:
+            return target.inputs_after, target.outputs_after
+        return before
+
+    def _worth(
+        self,
+        site: Site,
+        after: Widths,
+        factors: Factors,
+        wish: _Wish,
+        shapes: Sequence[tuple[int, ...]],
+    ) -> tuple[str | None, list[str]]:
+        """Return why replacing does not pay, or what to remark where it does."""
+        kind, module = site.kind, site.module
+        dense, small = kind.params(module, after), kind.params(module, after, factors)
+        if small >= dense and not wish.insists and not self.settings.convert_anyway:
+            return f"would grow by {100 * (small / dense - 1):.0f} %", []
+        speed = predict(kind.name, module, after, factors, shapes)
+        if speed is None or speed.ratio >= 1:
+            return None, []
+        slower = f"slower than the dense layer (predicted {1 / speed.ratio:.1f}x its time)"
+        if self._guarded(wish):
+            return f"would be {slower}", []
+        return None, [f"becomes {slower}"]
+
+    def _guarded(self, wish: _Wish) -> bool:
+        chosen = self.settings.alpha > 1 or wish.ask.pairs != "fast" or wish.insists
+        return not (chosen or self.settings.convert_anyway)
+
+    # The whole
+
+    def _total(
+        self,
+        layers: tuple[LayerPlan, ...],
+        specs: tuple[TensorSpec, ...],
+        assumed: str,
+        widths: WidthPlan | None,
+        seen: Observation | None,
+    ) -> Plan:
+        plan = Plan(
+            model=f"{type(self.model).__module__}.{type(self.model).__qualname__}",
+            fingerprint=fingerprint(self.model),
+            settings=self.settings,
+            inputs=specs,
+            assumed=assumed,
+            layers=layers,
+            resizes=tuple(
+                Resize(name=one.name, before=one.before, after=one.after)
+                for one in (widths.resizes if widths else ())
+            ),
+            attrs=tuple(
+                AttrChange(module=one.module, attr=one.attr, before=one.before, after=one.after)
+                for one in (widths.attrs if widths else ())
+            )
+            + self._fast_path_off(layers),
+            params=count_params(self.model),
+            bytes=count_bytes(self.model),
+            notes=tuple(self.notes),
+        )
+        return with_counts(self.model, plan, None if seen is None else seen.total_macs)
+
+    def _fast_path_off(self, layers: Sequence[LayerPlan]) -> tuple[AttrChange, ...]:
+        """Keep torch's fused encoder path from reading weights of layers that are replaced."""
+        replaced = {layer.name for layer in layers if layer.action == "replaced"}
+        return tuple(
+            AttrChange(module=name, attr="activation_relu_or_gelu", before=flag, after=0)
+            for name, module in self.model.named_modules()
+            if isinstance(module, nn.TransformerEncoderLayer)
+            and (flag := int(module.activation_relu_or_gelu)) != 0
+            and any(f"{name}.{part}" in replaced for part in ("linear1", "linear2"))
+        )
+
+
+def with_counts(model: nn.Module, plan: Plan, macs_before: int | None) -> Plan:
+    """Return ``plan`` with totals counted on the converted model, made without any data."""
+    ghost = apply_plan(clone_to_meta(model), plan, structure_only=True).model
+    macs = None
+    layers = plan.layers
+    if macs_before is not None:
+        args, kwargs = make_inputs(ghost, plan.inputs, batch=1)
+        seen = observe(ghost, _watched(ghost, plan), args, kwargs)
+        macs = Totals(before=macs_before, after=seen.total_macs)
+        layers = tuple(
+            layer.model_copy(update={"macs": (layer.macs[0], seen.macs.get(layer.name, 0))})
+            if layer.action != "replaced"
+            else layer
+            for layer in plan.layers
+        )
+    return plan.model_copy(
+        update={
+            "layers": layers,
+            "params": Totals(before=plan.params.before, after=count_params(ghost).after),
+            "bytes": Totals(before=plan.bytes.before, after=count_bytes(ghost).after),
+            "macs": macs,
+        }
+    )
+
+
+def _watched(model: nn.Module, plan: Plan) -> dict[str, nn.Module]:
+    return {layer.name: model.get_submodule(layer.name) for layer in plan.layers}
+
+
+def count_params(model: nn.Module) -> Totals:
+    """Count unique parameters."""
+    count = sum(p.numel() for p in model.parameters())
+    return Totals(before=count, after=count)
+
+
+def count_bytes(model: nn.Module) -> Totals:
+    """Count the bytes of unique parameters and buffers, as saved."""
+    held = {id(t): t for t in [*model.parameters(), *model.buffers()]}
+    size = sum(t.numel() * t.element_size() for t in held.values())
+    return Totals(before=size, after=size)
+
+
+def _calls(site: Site, seen: Observation | None) -> list[tuple[int, ...]]:
+    if seen is None:
+        return []
+    return [shape for name in site.names for shape in seen.shapes.get(name, [])]
+
+
+def _sum_of(site: Site, counts: dict[str, int]) -> int:
+    return sum(counts.get(name, 0) for name in site.names)
+
+
+def _scaled(macs: int, before: int, after: int) -> int:
+    return macs if before == after else macs * after // max(1, before)
+
+
+__all__ = ["Speed", "count_bytes", "count_params", "make_plan", "with_counts"]

@@ -1,0 +1,274 @@
+"""A plan carried out: the source copied, its layers exchanged, its followers re-dimensioned.
+
+Nothing is decided here. What cannot be done as the plan says is an error that names the layer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from bp_convert.errors import PlanError
+from bp_convert.graph.channel_map import ChannelMaps
+from bp_convert.graph.clone import all_tensors, to_meta
+from bp_convert.graph.followers import Follow, interleave
+from bp_convert.graph.reshape import held, owner_of, reshaped
+from bp_convert.graph.walk import Site, walk
+from bp_convert.kinds import Spread
+from bp_convert.values.plan import LayerPlan, Plan
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass
+class Converted:
+    """A converted model and what became of its weights.
+
+    Attributes:
+        model: the copy; the source is untouched.
+        errors: relative Frobenius error of each fitted layer.
+        new: names of the parameters that conversion made or re-dimensioned.
+        random: layers that start from noise, with the reason.
+    """
+
+    model: nn.Module
+    errors: dict[str, float] = field(default_factory=dict)
+    new: tuple[str, ...] = ()
+    random: dict[str, str] = field(default_factory=dict)
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Hash the names, shapes and dtypes of a model's state, and the types of its modules."""
+    digest = hashlib.sha256()
+    for name, module in model.named_modules(remove_duplicate=False):
+        digest.update(f"{name}:{type(module).__module__}.{type(module).__qualname__}\n".encode())
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def check(model: nn.Module, plan: Plan) -> dict[str, Site]:
+    """Check that ``plan`` can be carried out on ``model``; return the model's sites by name.
+
+    Raises:
+        PlanError: the model is not the one planned for, or the plan was edited into something
+            impossible; the message names the layer and the numbers.
+    """
+    sites = {site.name: site for site in walk(model)}
+    for layer in plan.layers:
+        site = sites.get(layer.name)
+        where = f"{layer.name} ({layer.kind})"
+        if site is None or site.kind.name != layer.kind:
+            have = "no such layer" if site is None else f"a {site.kind.name}"
+            raise _mismatch(where, have, f"a {layer.kind}")
+        widths = site.kind.widths(site.module)
+        if (layer.inputs[0], layer.outputs[0]) != widths:
+            raise _mismatch(
+                where,
+                f"{widths[0]} -> {widths[1]}",
+                f"{layer.inputs[0]} -> {layer.outputs[0]}, as planned",
+            )
+        if layer.action == "replaced":
+            _check_replaced(site, layer)
+    found = fingerprint(model)
+    if found != plan.fingerprint:
+        raise _mismatch(plan.model, f"state {found}", f"state {plan.fingerprint}, as planned")
+    return sites
+
+
+def _check_replaced(site: Site, layer: LayerPlan) -> None:
+    where = f"{layer.name} ({layer.kind})"
+    reason = site.kind.refuse(site.module)
+    if reason is not None:
+        raise PlanError(
+            where=where,
+            found=f"action replaced, but: {reason}",
+            allowed="action kept",
+            fix="set its action to kept in the plan",
+        )
+    widths = (layer.inputs[1], layer.outputs[1])
+    try:
+        site.kind.build(site.module, widths, dict(layer.factors), "meta")
+    except KeyError as problem:
+        raise PlanError(
+            where=where,
+            found=f"no factors for {problem}",
+            allowed="factors for every weight matrix of the layer",
+            fix="add them, or plan again",
+        ) from None
+    said = site.kind.params(site.module, widths, dict(layer.factors))
+    if said != layer.params[1]:
+        raise PlanError(
+            where=where,
+            found=f"params after = {layer.params[1]}",
+            allowed=f"{said}, which is what these factors hold",
+            fix="after editing factors, run the plan through `replan` or correct params",
+        )
+
+
+def _mismatch(where: str, found: str, allowed: str) -> PlanError:
+    return PlanError(
+        where=where,
+        found=found,
+        allowed=allowed,
+        fix="apply the plan to the model that it was made for, or plan again",
+    )
+
+
+def apply_plan(
+    model: nn.Module,
+    plan: Plan,
+    maps: ChannelMaps | None = None,
+    *,
+    structure_only: bool = False,
+    progress: Progress | None = None,
+) -> Converted:
+    """Carry out ``plan`` on a copy of ``model``.
+
+    Args:
+        maps: how old channels spread over new ones; needed where a widened layer starts warm.
+        structure_only: make the converted model on the meta device, without any weight.
+        progress: called with the layer's name, the layers done and their number.
+
+    Raises:
+        PlanError: the plan does not fit the model.
+    """
+    sites = check(model, plan)
+    result = Converted(model)
+    modules: dict[nn.Module, nn.Module] = {}
+    tensors: dict[int, Tensor] = (
+        {id(t): to_meta(t) for t in all_tensors(model)} if structure_only else {}
+    )
+    todo = plan.converted
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(plan.settings.seed)
+        for done, layer in enumerate(todo):
+            if progress is not None:
+                progress(layer.name, done, len(todo))
+            twin = _twin(sites[layer.name], layer, maps, structure_only, result)
+            modules[sites[layer.name].module] = twin
+        if progress is not None and todo:
+            progress("followers", len(todo), len(todo))
+        fresh = _followers(model, plan, sites, maps, structure_only, tensors, result)
+        result.model = reshaped(model, plan, modules, tensors)
+        for name in fresh:
+            reset = getattr(result.model.get_submodule(name), "reset_parameters", None)
+            if callable(reset) and not structure_only:
+                reset()
+    result.new = _new_parameters(result.model, plan)
+    return result
+
+
+def _twin(
+    site: Site,
+    layer: LayerPlan,
+    maps: ChannelMaps | None,
+    structure_only: bool,
+    result: Converted,
+) -> nn.Module:
+    """Build and fill the bilinear twin of one layer."""
+    kind, module = site.kind, site.module
+    device = "meta" if structure_only else next(module.parameters()).device
+    widths = (layer.inputs[1], layer.outputs[1])
+    twin = kind.build(module, widths, dict(layer.factors), device)
+    kind.carry(module, twin)
+    if structure_only:
+        return twin
+    spread = _spread(layer, maps)
+    if layer.init == "random":
+        result.random[layer.name] = "as asked"
+    elif spread is None:
+        assert maps is not None
+        result.random[layer.name] = maps.unknown.get(layer.name, "its channel map is not known")
+    else:
+        result.errors[layer.name] = kind.fill(module, twin, spread)
+    return twin
+
+
+def _spread(layer: LayerPlan, maps: ChannelMaps | None) -> Spread | None:
+    """Return how the layer's channels spread, or None where that is not known."""
+    if maps is None:
+        same = layer.inputs[0] == layer.inputs[1] and layer.outputs[0] == layer.outputs[1]
+        return Spread() if same else None
+    if layer.name in maps.unknown:
+        return None
+    return maps.spreads.get(layer.name, Spread())
+
+
+def _followers(
+    model: nn.Module,
+    plan: Plan,
+    sites: Mapping[str, Site],
+    maps: ChannelMaps | None,
+    structure_only: bool,
+    tensors: dict[int, Tensor],
+    result: Converted,
+) -> list[str]:
+    """Make the new tensors of modules that stay; return the modules that must start afresh."""
+    names = {id(module): name for name, module in model.named_modules()}
+    replaced = {id(sites[layer.name].module) for layer in plan.converted}
+    spread_by_module: dict[int, dict[str, Tensor]] = {}
+    fresh: dict[str, None] = {}
+    for resize in plan.resizes:
+        module, key = owner_of(model, resize.name)
+        if id(module) in replaced:
+            continue
+        old = held(module, key)
+        if old is None or tuple(old.shape) != resize.before:
+            shape = None if old is None else tuple(old.shape)
+            raise _mismatch(resize.name, f"shape {shape}", f"shape {resize.before}, as planned")
+        name = names[id(module)]
+        if structure_only:
+            new = old.new_empty(resize.after, device="meta")
+        elif name in sites and (layer := plan.layer(name)) and layer.action == "widened":
+            spread = _spread(layer, maps)
+            if spread is None:
+                fresh[name] = None
+                result.random[name] = maps.unknown.get(name, "") if maps else "as asked"
+                new = old.new_zeros(resize.after)
+            else:
+                wide = spread_by_module.setdefault(
+                    id(module), sites[name].kind.spread(module, spread)
+                )
+                new = wide[key].contiguous()
+        elif maps is not None and resize.name in maps.follows and name not in maps.fresh:
+            new = maps.follows[resize.name].apply(old)
+        else:
+            if maps is None and _resets(module):
+                fresh[name] = None
+            elif maps is not None and name in maps.fresh:
+                fresh[name] = None
+                result.random[name] = maps.fresh[name]
+            new = _plain(resize.before, resize.after).apply(old)
+        new = new.detach().to(old.dtype).clone()
+        tensors[id(old)] = (
+            nn.Parameter(new, requires_grad=old.requires_grad)
+            if isinstance(old, nn.Parameter)
+            else new
+        )
+    return list(fresh)
+
+
+def _resets(module: nn.Module) -> bool:
+    """Return whether a follower of a randomly started model starts afresh as well."""
+    return callable(getattr(module, "reset_parameters", None))
+
+
+def _plain(before: tuple[int, ...], after: tuple[int, ...]) -> Follow:
+    return Follow(
+        tuple(None if b == a else interleave(b, a) for b, a in zip(before, after, strict=True))
+    )
+
+
+def _new_parameters(model: nn.Module, plan: Plan) -> tuple[str, ...]:
+    twins = tuple(f"{layer.name}." for layer in plan.converted)
+    resized = {resize.name for resize in plan.resizes}
+    return tuple(
+        name
+        for name, _ in model.named_parameters()
+        if name in resized or name.startswith(twins or ("\0",))
+    )
