@@ -16,13 +16,14 @@ from bp_convert.graph.observe import Args, Kwargs, Observation, observe
 from bp_convert.graph.walk import Site, select, structural_reasons, walk
 from bp_convert.graph.widths import WidthPlan, widen
 from bp_convert.kinds import Ask, Factors, Widths, prime_reason
-from bp_convert.kron.latency import Speed, predict
+from bp_convert.kinds.speed import predict
 from bp_convert.surgery import apply_plan, fingerprint
 from bp_convert.values.plan import AttrChange, LayerPlan, Plan, Resize, Totals
 from bp_convert.values.settings import LayerRule, Settings
 from bp_convert.values.tensors import TensorSpec
 
 Progress = Callable[[str, int, int], None]
+MARGIN = 1.1  # the speed guard wants this much gain, since its predictions are that good
 WIDTH_BATCH = 2  # more than one example, so that no width is mistaken for the batch
 
 
@@ -270,9 +271,13 @@ class _Planning:
         if small >= dense and not wish.insists and not self.settings.convert_anyway:
             return f"would grow by {100 * (small / dense - 1):.0f} %", []
         speed = predict(kind.name, module, after, factors, shapes)
-        if speed is None or speed.ratio >= 1:
+        if speed is None or speed.ratio >= MARGIN:
             return None, []
-        slower = f"slower than the dense layer (predicted {1 / speed.ratio:.1f}x its time)"
+        slower = (
+            f"slower than the dense layer (predicted {1 / speed.ratio:.1f}x its time)"
+            if speed.ratio < 1
+            else "no faster than the dense layer"
+        )
         if self._guarded(wish):
             return f"would be {slower}", []
         return None, [f"becomes {slower}"]
@@ -381,4 +386,4 @@ def _scaled(macs: int, before: int, after: int) -> int:
     return macs if before == after else macs * after // max(1, before)
 
 
-__all__ = ["Speed", "count_bytes", "count_params", "make_plan", "with_counts"]
+__all__ = ["count_bytes", "count_params", "make_plan", "with_counts"]

@@ -8,6 +8,11 @@ from torch import Tensor
 from bp_convert.values.factors import FactorSpec
 
 
+def w2_first(k1: int, k2: int, d1: int, d2: int) -> bool:
+    """Return whether contracting with w2 before w1 takes no more multiply-adds."""
+    return d1 * k2 * (d2 + k1) <= k1 * d2 * (d1 + k2)
+
+
 def order_costs(spec: FactorSpec) -> tuple[int, int]:
     """Return the multiply-adds of one row with w2 first, and with w1 first."""
     (k1, k2), (d1, d2), rank = spec.out, spec.inp, spec.rank
@@ -31,7 +36,7 @@ def bilinear(x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
     rank, k1, d1 = w1.shape
     _, d2, k2 = w2.shape
     lead = x.shape[:-1]
-    if d1 * k2 * (d2 + k1) <= k1 * d2 * (d1 + k2):
+    if w2_first(k1, k2, d1, d2):
         right = w2.permute(1, 0, 2).reshape(d2, rank * k2)  # (d2, R*k2)
         left = w1.permute(1, 2, 0).reshape(k1, d1 * rank)  # (k1, d1*R)
         t = torch.matmul(x.reshape(-1, d2), right)  # (N*d1, R*k2)

@@ -1,0 +1,20 @@
+"""Bilinear layers, usable on their own. Each reads like the torch layer that it stands for."""
+
+from __future__ import annotations
+
+from bp_convert.layers.conv import BPConv1d, BPConv2d, BPConv3d
+from bp_convert.layers.embedding import BPEmbedding
+from bp_convert.layers.linear import BPLinear
+from bp_convert.layers.lstm import BPLSTM
+
+TWINS = (BPLinear, BPConv1d, BPConv2d, BPConv3d, BPEmbedding, BPLSTM)
+
+__all__ = [
+    "BPLSTM",
+    "TWINS",
+    "BPConv1d",
+    "BPConv2d",
+    "BPConv3d",
+    "BPEmbedding",
+    "BPLinear",
+]

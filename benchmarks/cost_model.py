@@ -1,0 +1,148 @@
+"""Measure layers, fit the prices of the cost model, and write ``bp_convert/kinds/speed.json``.
+
+    python benchmarks/cost_model.py [--check]
+
+Takes a few minutes on a quiet machine. With --check nothing is written and the model's decisions
+are compared with a fresh measurement.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from benchmarks.timing import interleaved, machine
+from bp_convert.kinds import Ask, kind_of
+from bp_convert.kinds import speed as model
+
+TARGET = Path(model.__file__).with_name("speed.json")
+
+
+def cases() -> list[tuple[nn.Module, tuple[int, ...]]]:
+    """Layers as models have them, with the shapes of their inputs."""
+    found: list[tuple[nn.Module, tuple[int, ...]]] = []
+    widths = ((16, 16), (32, 64), (64, 10), (128, 128), (256, 64), (256, 256), (384, 1536),
+              (512, 512), (768, 768), (768, 3072), (1024, 1024), (2048, 512), (1152, 256),
+              (4096, 4096))
+    for (inputs, outputs), rows in product(widths, (1, 16, 197)):
+        found.append((nn.Linear(inputs, outputs), (rows, inputs)))
+    squares = ((1, 32, 28), (3, 32, 32), (3, 64, 112), (16, 16, 32), (32, 64, 14), (32, 32, 32),
+               (64, 64, 56), (64, 128, 28), (128, 128, 28), (256, 256, 14), (512, 512, 7),
+               (24, 144, 28), (128, 32, 14), (1024, 2048, 7))
+    for (inputs, outputs, size), kernel, stride in product(squares, (1, 3), (1, 2)):
+        if inputs == 1024 and kernel == 3:
+            continue
+        conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2)
+        found.append((conv, (1, inputs, size, size)))
+    for inputs, outputs, kernel, size in ((3, 64, 7, 112), (96, 256, 5, 27), (64, 64, 5, 28)):
+        found.append((nn.Conv2d(inputs, outputs, kernel, 1, kernel // 2), (1, inputs, size, size)))
+    for inputs, outputs, size in ((128, 16, 32), (64, 64, 256), (1, 128, 1024)):
+        conv1 = nn.Conv1d(inputs, outputs, 9, 1, 4)
+        found.append((conv1, (1, inputs, size)))
+        long = nn.Conv2d(inputs, outputs, (64, 1), 1, (32, 0))
+        found.append((long, (1, inputs, size, 1)))
+    for inputs, outputs in ((3, 16), (32, 32), (64, 64)):
+        found.append((nn.Conv3d(inputs, outputs, 3, 1, 1), (1, inputs, 8, 16, 16)))
+    for (rows, columns), tokens in product(((1000, 64), (30522, 384), (8256, 256)), (8, 128)):
+        found.append((nn.Embedding(rows, columns), (1, tokens)))
+    for (inputs, hidden), steps in product(((32, 64), (40, 256), (128, 512), (256, 1000)), (8, 40)):
+        found.append((nn.LSTM(inputs, hidden, batch_first=True), (1, steps, inputs)))
+    return found
+
+
+def measured() -> list[dict[str, Any]]:
+    """Time every case, dense and converted, and count what the model counts."""
+    rows = []
+    for module, shape in cases():
+        kind = kind_of(module)
+        assert kind is not None
+        for rank in (1, 4, 0.5, 0.1):
+            widths = kind.widths(module)
+            factors = kind.factor(module, widths, Ask(rank=rank))
+            twin = kind.build(module, widths, factors, "cpu").eval()
+            x = torch.zeros(shape, dtype=torch.long) if kind.name == "Embedding" else torch.randn(shape)
+            with torch.no_grad():
+                times = interleaved([lambda m=module, x=x: m(x), lambda m=twin, x=x: m(x)], 11)
+            both = model.counts(kind.name, module, widths, factors, shape)
+            rows.append({"kind": kind.name, "case": f"{module} {shape} R{rank}",
+                         "times": times, "counts": both})
+    return rows
+
+
+def fit(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Fit non-negative prices to relative errors, by least squares with an active set."""
+    prices: dict[str, dict[str, float]] = {}
+    families = {"Conv1d": "Conv", "Conv2d": "Conv", "Conv3d": "Conv"}
+    for kind in {families.get(row["kind"], row["kind"]) for row in rows}:
+        mine = [row for row in rows if families.get(row["kind"], row["kind"]) == kind]
+        for side, name in enumerate(("dense", "twin")):
+            prices_of = _fit_one(
+                [
+                    (r["counts"][side], r["times"][side])
+                    for r in mine
+                    if side == 0 or r["counts"][0] is not r["counts"][1]
+                ]
+            )
+            members = [k for k, f in families.items() if f == kind] or [kind]
+            prices.update({f"{member}.{name}": prices_of for member in members})
+    return prices
+
+
+def _fit_one(samples: list[tuple[dict[str, float], float]]) -> dict[str, float]:
+    names = sorted({name for counted, _ in samples for name in counted})
+    table = torch.tensor(
+        [[counted.get(n, 0.0) / time for n in names] for counted, time in samples],
+        dtype=torch.float64,
+    )
+    scale = table.norm(dim=0).clamp(min=1e-30)
+    table, ones = table / scale, torch.ones(len(samples), dtype=torch.float64)
+    active = list(range(len(names)))
+    while True:
+        found = torch.linalg.lstsq(table[:, active], ones[:, None], driver="gelsd").solution[:, 0]
+        if bool((found >= 0).all()):
+            break
+        active.pop(int(found.argmin()))
+    return {names[i]: float(x / scale[i]) for i, x in zip(active, found, strict=True) if x > 0}
+
+
+def judge(rows: list[dict[str, Any]], prices: dict[str, dict[str, float]]) -> None:
+    """Print where the model and the measurement disagree on which is faster."""
+    wrong = []
+    for row in rows:
+        if row["counts"][0] is row["counts"][1]:
+            continue
+        times = [
+            sum(prices[f"{row['kind']}.{side}"].get(n, 0.0) * c for n, c in counted.items())
+            for side, counted in zip(("dense", "twin"), row["counts"], strict=True)
+        ]
+        told, seen = times[0] / times[1], row["times"][0] / row["times"][1]
+        if (told >= 1) != (seen >= 1):
+            wrong.append((told, seen, row["case"]))
+    print(f"{len(rows)} layers, {len(wrong)} judged wrong")
+    for told, seen, case in sorted(wrong, key=lambda w: w[1]):
+        print(f"  predicted {told:.2f}x, measured {seen:.2f}x  {case}")
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    rows = measured()
+    if "--check" in sys.argv:
+        judge(rows, json.loads(TARGET.read_text())["prices"])
+        return
+    prices = fit(rows)
+    judge(rows, prices)
+    made = {"command": "python benchmarks/cost_model.py", "machine": machine(),
+            "unit": "microseconds each", "prices": dict(sorted(prices.items()))}
+    TARGET.write_text(json.dumps(made, indent=1) + "\n")
+    print(f"wrote {TARGET.name}: {made['machine']}")
+
+
+if __name__ == "__main__":
+    main()
