@@ -1,0 +1,384 @@
+"""Which old channel each new input of a widened layer stands for, measured by running both.
+
+Shapes tell how wide a consumer becomes, not in which order. Instead of following the order
+through a table of operations, the source and an empty widened copy are run side by side. Every
+layer that mixes channels gives out, in the source, random numbers, and in the copy the same
+numbers with each channel repeated. What lies between two such layers (views, concatenations,
+pools, norms) is the user's own code and runs for real. A consumer's new input is then compared,
+column by column, with its old one: equal columns are the same channel. A column that equals none
+means that the code in between does not keep repeats, and that the layer's map is unknown.
+No large product is ever computed, so this costs about two forward passes of the small layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils import _pytree as pytree
+
+from bp_convert.graph.followers import (
+    Follow,
+    channel_axis,
+    follow,
+    interleave,
+    mixes,
+)
+from bp_convert.graph.observe import Args, Kwargs, quiet_forward, tensors_in
+from bp_convert.graph.reshape import held, owner_of, reshaped
+from bp_convert.graph.walk import Site, walk
+from bp_convert.kinds import Spread
+from bp_convert.values.plan import LayerPlan, Plan
+
+FINGERPRINT = 12  # random projections that stand for a column
+NEIGHBOURS = 8  # candidates tried on either side of the nearest first projection
+TOLERANCE = 1e-3  # of the columns' spread; equal columns differ by rounding, others by about 1
+
+
+@dataclass
+class ChannelMaps:
+    """What the comparison found.
+
+    Attributes:
+        spreads: for each layer that could be converted, how its channels stem from the old ones.
+        unknown: layers whose input map could not be found, with the reason.
+        follows: how each resized tensor of another module follows.
+        fresh: modules whose resized tensors must start afresh, with the reason.
+        preserved: every map is known and the outputs agree: copies compute the same function.
+    """
+
+    spreads: dict[str, Spread] = field(default_factory=dict)
+    unknown: dict[str, str] = field(default_factory=dict)
+    follows: dict[str, Follow] = field(default_factory=dict)
+    fresh: dict[str, str] = field(default_factory=dict)
+    preserved: bool = True
+
+
+def measure_maps(model: nn.Module, plan: Plan, args: Args, kwargs: Kwargs) -> ChannelMaps:
+    """Run the source and a widened copy in eval mode and compare what the layers are given.
+
+    Args:
+        args: positional example inputs; a batch of four or more tells channels apart best.
+        kwargs: keyword example inputs.
+    """
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), quiet_forward():
+        torch.manual_seed(20190304)
+        return _Comparison(model, plan).run(args, kwargs)
+
+
+@dataclass
+class _Watch:
+    """A module whose input is compared; ``mixes`` where its output is exchanged too."""
+
+    name: str
+    axis: int | None
+    mixes: bool
+    site: Site | None = None
+    layer: LayerPlan | None = None
+
+
+class _Comparison:
+    def __init__(self, model: nn.Module, plan: Plan) -> None:
+        self.model = model
+        self.plan = plan
+        self.maps = ChannelMaps()
+        self.inputs: dict[str, list[Tensor]] = {}  # fingerprints of the source's columns
+        self.outputs: dict[str, list[Any]] = {}
+        self.found: dict[str, Tensor] = {}
+        self.projection: dict[int, Tensor] = {}
+        self.sites = {site.name: site for site in walk(model)}
+        self.names = {id(module): name for name, module in model.named_modules()}
+        self.resized: dict[str, list[Any]] = {}  # module name -> its resizes
+        for resize in plan.resizes:
+            module, _ = owner_of(model, resize.name)
+            self.resized.setdefault(self.names[id(module)], []).append(resize)
+        self.watches = self._watches()
+
+    def _watches(self) -> list[_Watch]:
+        watches = []
+        followers = dict.fromkeys(self.resized)
+        for name, site in self.sites.items():
+            layer = self.plan.layer(name)
+            if layer is None or getattr(site.module, "groups", 1) != 1:
+                continue
+            followers.pop(name, None)
+            axis = None if site.kind.name == "Embedding" else channel_axis(site.module) or -1
+            watches.append(_Watch(name, axis, True, site, layer))
+        for name in followers:
+            module = self.model.get_submodule(name)
+            axis = channel_axis(module)
+            if axis is not None:
+                watches.append(_Watch(name, axis, mixes(module)))
+        return watches
+
+    def run(self, args: Args, kwargs: Kwargs) -> ChannelMaps:
+        source, wide, shaken = self._copies()
+        for watch in self.watches:
+            self._hook(source.get_submodule(watch.name), watch, self._remember)
+            module = wide.get_submodule(watch.name)
+            if watch.mixes:
+                module.forward = self._substitute(watch)  # type: ignore[method-assign]
+            else:
+                self._hook(module, watch, self._compare_and_fill(shaken, module))
+        before = tensors_in(source(*args, **kwargs))
+        after = tensors_in(wide(*args, **kwargs))
+        same = len(before) == len(after) and all(
+            a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
+            for a, b in zip(before, after, strict=True)
+        )
+        self._finish()
+        self.maps.preserved = same and not self.maps.unknown and not self.maps.fresh
+        return self.maps
+
+    def _copies(self) -> tuple[nn.Module, nn.Module, dict[str, Tensor]]:
+        """Copy the model twice: with followers shaken, so that no two channels look alike, and
+        widened, with tensors that take no memory in the layers whose output is exchanged."""
+        shaken: dict[str, Tensor] = {}
+        old: dict[int, Tensor] = {id(t): t for t in _tensors(self.model)}
+        new: dict[int, Tensor] = {}
+        hollow = {watch.name for watch in self.watches if watch.mixes}
+        for name, resizes in self.resized.items():
+            module = self.model.get_submodule(name)
+            for resize in resizes:
+                key = resize.name.rpartition(".")[2]
+                tensor = held(module, key)
+                assert tensor is not None
+                if name in hollow:
+                    fill = torch.zeros((), dtype=tensor.dtype).expand(resize.after)
+                else:
+                    shaken[resize.name] = _shake(tensor, key)
+                    old[id(tensor)] = _like(tensor, shaken[resize.name])
+                    plain = Follow(
+                        tuple(
+                            None if b == a else interleave(b, a)
+                            for b, a in zip(resize.before, resize.after, strict=True)
+                        )
+                    )
+                    self.maps.follows[resize.name] = plain
+                    fill = plain.apply(shaken[resize.name])
+                new[id(tensor)] = _like(tensor, fill)
+        kept = {key: value for key, value in old.items() if key not in new}
+        source = reshaped(self.model, self.plan.model_copy(update={"attrs": ()}), {}, old)
+        wide = reshaped(self.model, self.plan, {}, {**kept, **new})
+        return source.eval(), wide.eval(), shaken
+
+    def _hook(
+        self, module: nn.Module, watch: _Watch, act: Callable[[_Watch, Tensor], None]
+    ) -> None:
+        def before(_: nn.Module, args: Args, kwargs: Kwargs) -> None:
+            given = _first(args, kwargs)
+            if given is not None and watch.axis is not None:
+                act(watch, given)
+
+        module.register_forward_pre_hook(before, with_kwargs=True)
+        if watch.mixes:
+            module.register_forward_hook(lambda m, a, output: self._exchange(watch, output))
+
+    def _remember(self, watch: _Watch, given: Tensor) -> None:
+        assert watch.axis is not None
+        self.inputs.setdefault(watch.name, []).append(self._fingerprint(given, watch.axis))
+
+    def _exchange(self, watch: _Watch, output: Any) -> Any:
+        drawn = _map_floats(output, lambda t: torch.rand_like(t) + 0.1)
+        self.outputs.setdefault(watch.name, []).append(drawn)
+        return drawn
+
+    def _substitute(self, watch: _Watch) -> Callable[..., Any]:
+        """Return the forward of a hollow layer: compare the input, repeat the source's output."""
+        calls = iter(range(1 << 30))
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            call = next(calls)
+            given = _first(args, kwargs)
+            if given is not None and watch.axis is not None:
+                self._compare(watch, given, call)
+            drawn = self.outputs[watch.name][call]
+            return _map_floats(drawn, lambda t: self._repeat(watch, t))
+
+        return forward
+
+    def _repeat(self, watch: _Watch, drawn: Tensor) -> Tensor:
+        """Repeat the channels of a source output as the widened layer would give them."""
+        axis = -1 if watch.axis is None else watch.axis
+        width = drawn.shape[axis]
+        if watch.layer is not None:
+            before, after = watch.layer.outputs
+            wide = width // before * after
+        else:
+            wide = self._follower_outputs(watch, width)
+        index = None if wide == width else interleave(width, wide)
+        return drawn if index is None else drawn.index_select(axis, index.to(drawn.device))
+
+    def _follower_outputs(self, watch: _Watch, width: int) -> int:
+        for change in self.plan.attrs:
+            if change.module == watch.name and change.attr in ("out_channels", "nf"):
+                assert isinstance(change.after, int)
+                return change.after
+        return width
+
+    def _compare_and_fill(
+        self, shaken: dict[str, Tensor], module: nn.Module
+    ) -> Callable[[_Watch, Tensor], None]:
+        """Return the hook of a follower in the copy: set its tensors once its input is known."""
+        calls = iter(range(1 << 30))
+
+        def act(watch: _Watch, given: Tensor) -> None:
+            self._compare(watch, given, next(calls))
+            index = self.found.get(watch.name)
+            if index is None:
+                return
+            for resize in self.resized[watch.name]:
+                key = resize.name.rpartition(".")[2]
+                rule = follow(
+                    self.model.get_submodule(watch.name), key, resize.before, resize.after, index
+                )
+                tensor = held(module, key)
+                if rule is not None and tensor is not None:
+                    self.maps.follows[resize.name] = rule
+                    tensor.copy_(rule.apply(shaken[resize.name]))
+
+        return act
+
+    def _compare(self, watch: _Watch, given: Tensor, call: int) -> None:
+        assert watch.axis is not None
+        calls = self.inputs.get(watch.name, [])
+        index = (
+            _match(calls[call], self._fingerprint(given, watch.axis)) if call < len(calls) else None
+        )
+        known = self.found.get(watch.name)
+        if index is None:
+            self.maps.unknown.setdefault(
+                watch.name, "its new input does not repeat the channels of its old one"
+            )
+        elif known is not None and not torch.equal(known, index):
+            self.maps.unknown.setdefault(
+                watch.name, "it is called on inputs whose channels lie in different orders"
+            )
+        else:
+            self.found[watch.name] = index
+
+    def _fingerprint(self, given: Tensor, axis: int) -> Tensor:
+        """Project the columns along ``axis`` on a few random directions: (D, FINGERPRINT)."""
+        columns = given.movedim(axis, 0).flatten(1).to(torch.float64)  # (D, M)
+        size = columns.shape[1]
+        if size not in self.projection:
+            generator = torch.Generator().manual_seed(size)
+            drawn = torch.randn(size, FINGERPRINT, generator=generator, dtype=torch.float64)
+            self.projection[size] = drawn / max(1.0, size**0.5)
+        return columns.cpu() @ self.projection[size]
+
+    def _finish(self) -> None:
+        for watch in self.watches:
+            index = self.found.get(watch.name)
+            if watch.name in self.maps.unknown:
+                index = None
+            if watch.layer is not None:
+                before, after = watch.layer.outputs
+                outputs = None if before == after else interleave(before, after)
+                same = watch.layer.inputs[0] == watch.layer.inputs[1]
+                inputs = None if same or watch.site is None else index
+                self.maps.spreads[watch.name] = Spread(inputs, outputs)
+                if watch.name not in self.inputs and not same and watch.axis is not None:
+                    self.maps.unknown.setdefault(watch.name, "it is not called on the example")
+            elif watch.mixes:
+                self._finish_mixer(watch, index)
+        self._finish_attention()
+        for name in self.resized:
+            module = self.model.get_submodule(name)
+            if isinstance(module, nn.RNNBase | nn.RNNCellBase) and name not in self.sites:
+                self.maps.fresh[name] = f"{type(module).__name__} is re-dimensioned"
+
+    def _finish_mixer(self, watch: _Watch, index: Tensor | None) -> None:
+        module = self.model.get_submodule(watch.name)
+        for resize in self.resized[watch.name]:
+            key = resize.name.rpartition(".")[2]
+            rule = None
+            if index is not None:
+                rule = follow(module, key, resize.before, resize.after, index)
+            if rule is None:
+                why = self.maps.unknown.pop(watch.name, "the order of its inputs is not known")
+                self.maps.fresh[watch.name] = why
+            else:
+                self.maps.follows[resize.name] = rule
+
+    def _finish_attention(self) -> None:
+        for name, resizes in self.resized.items():
+            parent = name.rpartition(".")[0]
+            holder = self.model.get_submodule(parent)
+            if isinstance(holder, nn.MultiheadAttention):
+                for resize in resizes:
+                    self.maps.follows[resize.name] = _out_projection(resize)
+
+
+def _out_projection(resize: Any) -> Follow:
+    axes = tuple(
+        None if b == a else interleave(b, a)
+        for b, a in zip(resize.before, resize.after, strict=True)
+    )
+    return Follow(axes, shared=1 if len(axes) == 2 else None)
+
+
+def _match(old: Tensor, new: Tensor) -> Tensor | None:
+    """Return for each new column the equal old one, or None where one has no equal.
+
+    Columns are compared by their fingerprints: sorted by the first projection, each new column is
+    tried against the old ones next to it.
+    """
+    if old.shape[0] == new.shape[0] and torch.allclose(old, new, rtol=1e-4, atol=1e-8):
+        return torch.arange(len(old))
+    if not bool(torch.isfinite(old).all() and torch.isfinite(new).all()):
+        return None
+    order = old[:, 0].argsort()
+    place = torch.searchsorted(old[order, 0].contiguous(), new[:, 0].contiguous())
+    scale = (old - old.mean(0)).square().sum(1).mean().sqrt().clamp(min=1e-30)
+    best = torch.full((len(new),), float("inf"), dtype=torch.float64)
+    index = torch.zeros(len(new), dtype=torch.long)
+    for shift in range(-NEIGHBOURS, NEIGHBOURS):
+        candidate = order[(place + shift).clamp(0, len(old) - 1)]
+        gap = (old[candidate] - new).square().sum(1).sqrt()
+        better = gap < best
+        best = torch.where(better, gap, best)
+        index = torch.where(better, candidate, index)
+    return index if bool((best <= TOLERANCE * scale).all()) else None
+
+
+def _first(args: Args, kwargs: Kwargs) -> Tensor | None:
+    for leaf in [*args, *kwargs.values()]:
+        if isinstance(leaf, PackedSequence):
+            return leaf.data
+        if isinstance(leaf, Tensor):
+            return leaf
+    return None
+
+
+def _map_floats(output: Any, act: Callable[[Tensor], Tensor]) -> Any:
+    """Apply ``act`` to every floating-point tensor of an output, packed sequences included."""
+    if isinstance(output, PackedSequence):
+        return output._replace(data=act(output.data))
+    if isinstance(output, tuple) and not hasattr(output, "_fields"):
+        return tuple(_map_floats(one, act) for one in output)
+    return pytree.tree_map_only(Tensor, lambda t: act(t) if t.is_floating_point() else t, output)
+
+
+def _shake(tensor: Tensor, name: str) -> Tensor:
+    """Draw values that tell channels apart; positive ones keep rectifiers from hiding any."""
+    if not tensor.is_floating_point():
+        return tensor.detach().clone()
+    if tensor.dim() > 1:
+        fan = max(1, tensor[0].numel())
+        return torch.randn(tensor.shape, dtype=tensor.dtype) / fan**0.5
+    if name == "running_mean":
+        return torch.zeros_like(tensor, device="cpu")
+    return torch.rand(tensor.shape, dtype=tensor.dtype) + 0.5
+
+
+def _like(tensor: Tensor, value: Tensor) -> Tensor:
+    return nn.Parameter(value, requires_grad=False) if isinstance(tensor, nn.Parameter) else value
+
+
+def _tensors(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]

@@ -1,0 +1,266 @@
+"""A copy of a model that holds no weights, with widths that are symbols or other numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from bp_convert.graph.clone import all_tensors, clone
+from bp_convert.graph.forms import Attr, Form, Sizes, form_of
+from bp_convert.graph.phantom import PhantomMode, stub_recurrent
+from bp_convert.graph.symbols import Dim, Equality, Origin, SizeEnv, expr_of
+
+_HEAD = re.compile(r"(^|_)(head_?(dim|size|width|channels)|dim_?(per_)?head|d_kv|d_head|key_dim)$")
+# Counts of things that are not channels, even where the number is the same by chance.
+_COUNT = re.compile(
+    r"(kernel|patch|window|image|img|vocab|heads?$|n_head|layers|depth|stride|shift|max_|position"
+    r"|groups|cardinality|rank|seq|len|ratio|batch|padding|dilation|token|resolution|num_class)"
+)
+_LEAST = 4  # smaller numbers are more likely axes, kernel sizes or channels of an image
+
+
+@dataclass
+class Held:
+    """The widths of one module: where they stand in the ghost and what they are in the model."""
+
+    name: str
+    module: nn.Module  # of the model
+    ghost: nn.Module
+    form: Form | None
+    own: Mapping[str, Dim] = field(default_factory=dict)
+    inputs: list[Dim] = field(default_factory=list)
+    sizes: Sizes = field(default_factory=Sizes)
+    late: bool = False  # its input's widths are read off its first input
+
+    def state(self) -> Iterator[tuple[str, Tensor, tuple[Dim, ...]]]:
+        """Yield the key, the model's tensor and the symbolic shape of each tensor."""
+        for key, shape in self.sizes.tensors.items():
+            owner, name = _owner(self.module, key)
+            tensor = owner._parameters.get(name)
+            tensor = owner._buffers.get(name) if tensor is None else tensor
+            if tensor is not None:
+                yield key, tensor, shape
+
+    def attributes(self) -> Iterator[tuple[str, Attr, Attr]]:
+        """Yield the key, the model's value and the symbolic value of each attribute."""
+        for key, value in self.sizes.attrs.items():
+            owner, name = _owner(self.module, key)
+            yield key, _plain(owner.__dict__[name]), value
+
+
+class Ghost:
+    """A model whose sizes are symbols of ``env``; the model itself is only read.
+
+    Attributes:
+        module: the copy to run.
+        held: the modules that hold widths, by their first name.
+        fixed: modules whose tensors keep their shape, with the reason.
+        called: names of the modules that have been called.
+    """
+
+    def __init__(self, model: nn.Module, env: SizeEnv, mode: PhantomMode) -> None:
+        self.env = env
+        self.mode = mode
+        self.held: dict[str, Held] = {}
+        self.fixed: dict[str, str] = {}
+        self.called: set[str] = set()
+        self._shapes: dict[int, tuple[str, tuple[Dim, ...]]] = {}  # tensor -> its first name
+        self._shared: set[str] = set()  # modules with a tensor that others hold as well
+        plans = self._describe(model)
+        tensors = {
+            id(t): mode.like(t, self._shapes[id(t)][1] if id(t) in self._shapes else None)
+            for t in all_tensors(model)
+        }
+        self.module = clone(model, None, tensors)
+        for held in plans:
+            self._place(held)
+        watch(self.module, self.enter, self.leave)
+
+    def _describe(self, model: nn.Module) -> list[Held]:
+        widths = _widths(model)
+        plans: list[Held] = []
+        covered: set[int] = set()
+        for name, module in model.named_modules():
+            if id(module) in covered:
+                continue
+            reason = _untouchable(module)
+            if reason is not None:
+                covered.update(id(one) for one in module.modules())
+                self.fixed[name] = reason
+                continue
+            form = form_of(module)
+            held = Held(name, module, module, form)
+            if form is not None:
+                if isinstance(module, nn.MultiheadAttention):
+                    covered.update(id(one) for one in module.modules())
+                held.own = {k: self.env.symbol(f"{name}.{k}", v) for k, v in form.own.items()}
+                held.inputs = [
+                    self.env.symbol(f"{name}.in" + (f"[{i}]" if i else ""), width)
+                    for i, (_, width) in enumerate(form.inputs)
+                ]
+                held.sizes = form.sizes(held.own, held.inputs)
+                forward = type(module).forward
+                held.late = bool(form.inputs) and forward is form.base.forward
+            else:
+                held.sizes = self._generic(name, module, widths)
+            plans.append(held)
+            for key, tensor, shape in held.state():
+                self._claim(name, key, tensor, shape)
+        for held in plans:
+            held.late = held.late and held.name not in self._shared
+        return plans
+
+    def _claim(self, name: str, key: str, tensor: Tensor, shape: tuple[Dim, ...]) -> None:
+        full = f"{name}.{key}" if name else key
+        if id(tensor) not in self._shapes:
+            self._shapes[id(tensor)] = (full, shape)
+            return
+        first, other = self._shapes[id(tensor)]
+        self._shared.update((name, first.rpartition(".")[0]))
+        origin = Origin(name, "", 0, note=f"{full} and {first} are one tensor (tied)")
+        for a, b in zip(shape, other, strict=True):
+            self.env.equalities.append(Equality(expr_of(a), expr_of(b), origin))
+
+    def _generic(self, name: str, module: nn.Module, widths: frozenset[int]) -> Sizes:
+        """Give every axis of every tensor, and every attribute that may be a width, a symbol."""
+        prefix = f"{name}." if name else ""
+        symbol = self.env.symbol
+        tensors = {
+            key: tuple(
+                symbol(f"{prefix}{key}[{axis}]", size) for axis, size in enumerate(tensor.shape)
+            )
+            for key, tensor in [*module._parameters.items(), *module._buffers.items()]
+            if tensor is not None and tensor.is_floating_point()
+        }
+        attrs: dict[str, Attr] = {}
+        if not type(module).__module__.startswith("torch.nn."):
+            for key, value in vars(module).items():
+                if _may_be_width(key, value, widths):
+                    attrs[key] = (
+                        symbol(f"{prefix}{key}", value)
+                        if isinstance(value, int)
+                        else tuple(symbol(f"{prefix}{key}[{i}]", v) for i, v in enumerate(value))
+                    )
+        return Sizes(tensors, attrs)
+
+    def _place(self, held: Held) -> None:
+        held.ghost = self.module.get_submodule(held.name)
+        self.held[held.name] = held
+        set_attributes(held.ghost, held.sizes.attrs)
+        stub_recurrent(held.ghost)
+
+    def enter(self, name: str, given: Tensor | None) -> None:
+        """Note that a module is called, and read the widths of its input off its first input."""
+        self.called.add(name)
+        self.env.running.append(name)
+        held = self.held.get(name)
+        if held is None or not held.late or given is None:
+            return
+        held.late = False
+        assert held.form is not None
+        inputs: list[Dim] = []
+        for axis, width in held.form.inputs:
+            if not -given.dim() <= axis < given.dim():
+                return
+            size = given.shape[axis]
+            if self.env.value(size) != width:
+                return
+            inputs.append(size)
+        origin = Origin(name, "", 0)
+        for old, new in zip(held.inputs, inputs, strict=True):
+            self.env.equalities.append(Equality(expr_of(old), expr_of(new), origin))
+        before = dict(held.sizes.tensors)
+        held.inputs = inputs
+        held.sizes = held.form.sizes(held.own, inputs)
+        for key, tensor, shape in held.state():
+            if any(a is not b for a, b in zip(shape, before[key], strict=True)):
+                is_buffer = key in held.ghost._buffers
+                store = held.ghost._buffers if is_buffer else held.ghost._parameters
+                store[key] = self.mode.like(tensor, shape)
+        set_attributes(held.ghost, held.sizes.attrs)
+
+    def leave(self) -> None:
+        """Note that the innermost module has returned."""
+        if self.env.running:
+            self.env.running.pop()
+
+
+def watch(
+    model: nn.Module,
+    enter: Callable[[str, Tensor | None], None],
+    leave: Callable[[], None],
+) -> None:
+    """Tell of every call of a module of ``model``: its name and first tensor, and its return."""
+    for name, module in model.named_modules():
+
+        def before(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+            enter(name, first_tensor(args, kwargs))
+
+        module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+        module.register_forward_hook(lambda *_: leave())
+
+
+def first_tensor(args: Any, kwargs: Any) -> Tensor | None:
+    """Return the first argument of a call if it is a tensor or a packed sequence."""
+    first = next(iter([*args, *kwargs.values()]), None)
+    data = getattr(first, "data", None)
+    if isinstance(first, Tensor):
+        return first
+    return data if isinstance(data, Tensor) else None
+
+
+def set_attributes(module: nn.Module, attrs: Mapping[str, Attr]) -> None:
+    """Set attributes past ``__setattr__``, dotted ones on submodules."""
+    for key, value in attrs.items():
+        owner, name = _owner(module, key)
+        owner.__dict__[name] = value
+
+
+def _owner(module: nn.Module, key: str) -> tuple[nn.Module, str]:
+    path, _, name = key.rpartition(".")
+    return module.get_submodule(path), name
+
+
+def _plain(value: Any) -> Attr:
+    return tuple(value) if isinstance(value, list | tuple) else value
+
+
+def _untouchable(module: nn.Module) -> str | None:
+    if parametrize.is_parametrized(module):
+        return "its weight is parametrised"
+    if hasattr(module, "weight_g") or hasattr(module, "weight_orig"):
+        return "its weight is recomputed by a hook"
+    return None
+
+
+def _widths(model: nn.Module) -> frozenset[int]:
+    found: set[int] = set()
+    for module in model.modules():
+        form = form_of(module)
+        if form is not None:
+            sizes = form.sizes(form.own, [width for _, width in form.inputs])
+            found.update(d for key in sizes.attrs for d in _ints(sizes.attrs[key]))
+    return frozenset(d for d in found if d >= _LEAST)
+
+
+def _ints(value: Attr) -> tuple[int, ...]:
+    return tuple(int(v) for v in (value if isinstance(value, tuple) else (value,)))
+
+
+def _may_be_width(key: str, value: Any, widths: frozenset[int]) -> bool:
+    if isinstance(value, list | tuple):
+        return (
+            len(value) > 1
+            and all(type(v) is int and v in widths for v in value)
+            and not _COUNT.search(key)
+        )
+    if type(value) is not int or value < 2:
+        return False
+    if _HEAD.search(key):
+        return any(width % value == 0 for width in widths)
+    return value in widths and not _COUNT.search(key)

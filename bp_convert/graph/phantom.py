@@ -1,0 +1,230 @@
+"""Running a model without its weights: tensors that have a shape and no data."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.utils.rnn import PackedSequence
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from bp_convert.graph.forms import gates
+from bp_convert.graph.observe import Args, Kwargs, quiet_forward
+from bp_convert.graph.symbols import Dim, SizeEnv, sizes_as_floats
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+_MAKES_INTEGERS = 1 << 20  # numbers; larger ones are not worth making for real
+
+
+class PhantomMode(FakeTensorMode):
+    """Fake tensors, but integers stay real: ids, lengths, masks and what is computed from them.
+
+    Models branch on such numbers and loop over them; weights and activations they only multiply.
+    """
+
+    def __init__(self, env: SizeEnv | None = None) -> None:
+        super().__init__(allow_non_fake_inputs=True, shape_env=env)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if _is_real(func, pytree.arg_tree_leaves(*args, **kwargs)):
+            return func(*args, **kwargs)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def empty(self, shape: tuple[Dim, ...], dtype: torch.dtype) -> Tensor:
+        """Make a tensor without data."""
+        with self:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+
+    def like(self, tensor: Tensor, shape: tuple[Dim, ...] | None = None) -> Tensor:
+        """Make what stands for a model's tensor: integers for real, others without data."""
+        if shape is None and tensor.dtype in _INTEGERS and tensor.device.type != "meta":
+            return tensor.detach().cpu().clone()
+        made = self.empty(tuple(tensor.shape) if shape is None else shape, tensor.dtype)
+        return nn.Parameter(made, requires_grad=False) if _is_parameter(tensor) else made
+
+    def inputs(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+        """Make what stands for example inputs."""
+        made: tuple[Args, Kwargs] = pytree.tree_map_only(Tensor, self.like, (args, kwargs))
+        return made
+
+
+def _is_parameter(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter)
+
+
+def _is_real(func: Any, leaves: list[Any]) -> bool:
+    """Return whether an operation can run for real: it sees integers only, or makes a few."""
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    if tensors:
+        return all(
+            not isinstance(t, FakeTensor) and t.dtype in _INTEGERS and t.device.type == "cpu"
+            for t in tensors
+        ) and not any(isinstance(leaf, torch.SymInt | torch.SymFloat) for leaf in leaves)
+    if func.namespace != "aten" or not any(r.type.kind() == "TensorType" for r in func._schema.returns):
+        return False
+    numbers = [leaf for leaf in leaves if isinstance(leaf, int | float)]
+    if any(isinstance(leaf, torch.SymInt | torch.SymFloat) for leaf in leaves):
+        return False
+    dtype = next((leaf for leaf in leaves if isinstance(leaf, torch.dtype)), None)
+    device = next((leaf for leaf in leaves if isinstance(leaf, torch.device)), None)
+    small = all(abs(n) < _MAKES_INTEGERS for n in numbers)
+    whole = all(isinstance(n, int) for n in numbers)
+    counts = func.overloadpacket is torch.ops.aten.arange and whole
+    return (
+        small
+        and bool(numbers)
+        and (dtype in _INTEGERS or (dtype is None and counts))
+        and (device is None or device.type == "cpu")
+    )
+
+
+class _Packing(TorchFunctionMode):
+    """Pack and unpack sequences by shape; torch's own way needs plain sizes."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name == "_pack_padded_sequence" and isinstance(args[0], FakeTensor):
+            return _pack(*args)
+        if name == "_pad_packed_sequence" and isinstance(args[0], FakeTensor):
+            return _pad(*args)
+        return func(*args, **(kwargs or {}))
+
+
+def _pack(given: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+    """(N, T, ...) or (T, N, ...) -> data (sum of lengths, ...), batch sizes (T,)."""
+    plain = [int(n) for n in lengths]
+    sizes = [sum(n > t for n in plain) for t in range(max(plain))]
+    data = given.new_empty(sum(plain), *given.shape[2:])
+    return data, torch.tensor(sizes, dtype=torch.int64)
+
+
+def _pad(
+    data: Tensor, batch_sizes: Tensor, batch_first: bool, value: float, total: int
+) -> tuple[Tensor, Tensor]:
+    sizes = [int(n) for n in batch_sizes]
+    steps = max(total, len(sizes))
+    lengths = [sum(n > i for n in sizes) for i in range(sizes[0])]
+    shape = (sizes[0], steps) if batch_first else (steps, sizes[0])
+    return data.new_empty(*shape, *data.shape[1:]), torch.tensor(lengths, dtype=torch.int64)
+
+
+def stub_recurrent(module: nn.Module) -> None:
+    """Replace the forward of a recurrent module by one that only computes shapes."""
+    if isinstance(module, nn.RNNBase) and _plain_forward(module, (nn.LSTM, nn.GRU, nn.RNN)):
+        module.__dict__["forward"] = _recurrent(module)
+    elif isinstance(module, nn.RNNCellBase) and _plain_forward(
+        module, (nn.LSTMCell, nn.GRUCell, nn.RNNCell)
+    ):
+        module.__dict__["forward"] = _cell(module)
+
+
+def _plain_forward(module: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
+    return any(isinstance(module, t) and type(module).forward is t.forward for t in types)
+
+
+def _recurrent(module: nn.RNNBase) -> Callable[..., Any]:
+    directions = 2 if module.bidirectional else 1
+    has_cell = module.mode == "LSTM"
+
+    def forward(given: Any, hx: Any = None) -> Any:
+        hidden = module.hidden_size
+        state = module.proj_size or hidden
+        data = given.data if isinstance(given, PackedSequence) else given
+        _require(data.shape[-1], module.input_size, "input")
+        if hx is not None:
+            states = hx if has_cell else (hx,)
+            for one, size in zip(states, (state, hidden), strict=False):
+                _require(one.shape[-1], size, "initial state")
+        made = data.new_empty(*data.shape[:-1], directions * state)
+        output: Any = made
+        if isinstance(given, PackedSequence):
+            output = PackedSequence(
+                made, given.batch_sizes, given.sorted_indices, given.unsorted_indices
+            )
+            batch: tuple[Any, ...] = (int(given.batch_sizes[0]),)
+        elif data.dim() == 2:
+            batch = ()
+        else:
+            batch = (data.shape[0 if module.batch_first else 1],)
+        layers = module.num_layers * directions
+        last = data.new_empty(layers, *batch, state)
+        if has_cell:
+            return output, (last, data.new_empty(layers, *batch, hidden))
+        return output, last
+
+    return forward
+
+
+def _cell(module: nn.RNNCellBase) -> Callable[..., Any]:
+    def forward(given: Tensor, hx: Any = None) -> Any:
+        _require(given.shape[-1], module.input_size, "input")
+        if hx is not None:
+            for one in hx if isinstance(hx, tuple) else (hx,):
+                _require(one.shape[-1], module.hidden_size, "state")
+        made = given.new_empty(*given.shape[:-1], module.hidden_size)
+        return (made, made.clone()) if gates(module) == 4 else made
+
+    return forward
+
+
+def _require(found: Dim, wanted: Dim, what: str) -> None:
+    if found != wanted:
+        raise RuntimeError(f"{what} has {found} features where {wanted} are expected")
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Leave the random state as it was."""
+    state = random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(state)
+
+
+def call(
+    ghost: nn.Module, mode: PhantomMode, args: Args, kwargs: Kwargs, *, training: bool
+) -> Any:
+    """Call a model whose tensors were made by ``mode``."""
+    ghost.train(training)
+    args, kwargs = mode.inputs(args, kwargs)
+    with (
+        undisturbed(),
+        quiet_forward(),
+        sizes_as_floats(),
+        torch.no_grad(),
+        mode,
+        enable_python_dispatcher(),
+        _Packing(),
+    ):
+        return ghost(*args, **kwargs)
+
+
+def outputs_of(output: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of an output with words for where each lies in it."""
+    if isinstance(output, Tensor):
+        yield path or "output", output
+    elif isinstance(output, Mapping):
+        for key, one in output.items():
+            yield from outputs_of(one, f"{path}.{key}" if path else f"output {str(key)!r}")
+    elif isinstance(output, list | tuple):
+        for index, one in enumerate(output):
+            yield from outputs_of(one, f"{path}[{index}]" if path else f"output {index}")
+    elif hasattr(output, "__dataclass_fields__"):
+        for key in output.__dataclass_fields__:
+            yield from outputs_of(
+                getattr(output, key), f"{path}.{key}" if path else f"output {key!r}"
+            )

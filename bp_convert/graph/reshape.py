@@ -1,0 +1,42 @@
+"""A copy of a model at the widths that a plan says, whatever stands in its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from torch import Tensor, nn
+
+from bp_convert.graph.clone import clone
+from bp_convert.values.plan import Plan
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def reshaped(
+    model: M,
+    plan: Plan,
+    modules: Mapping[nn.Module, nn.Module],
+    tensors: Mapping[int, Tensor],
+) -> M:
+    """Copy ``model`` with modules and tensors exchanged, and set the attributes that a plan
+    changes on the modules that stay."""
+    copy = clone(model, modules, tensors)
+    exchanged = {id(new) for new in modules.values()}
+    for change in plan.attrs:
+        module = copy.get_submodule(change.module)
+        if id(module) not in exchanged:
+            setattr(module, change.attr, change.after)
+    return copy
+
+
+def owner_of(model: nn.Module, state_name: str) -> tuple[nn.Module, str]:
+    """Return the module that holds a parameter or buffer, and its name there."""
+    path, _, name = state_name.rpartition(".")
+    return model.get_submodule(path), name
+
+
+def held(module: nn.Module, name: str) -> Tensor | None:
+    """Return a parameter or buffer of this very module, or None."""
+    found = module._parameters.get(name)
+    return module._buffers.get(name) if found is None else found

@@ -1,0 +1,176 @@
+"""Sizes that remember: integers that compute like numbers and note down what they must equal."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from sympy.logic.boolalg import BooleanAtom
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+Dim = int | torch.SymInt
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_SYMPY = os.path.dirname(sympy.__file__) + os.sep
+_HERE = os.path.dirname(__file__) + os.sep
+_FUNCTIONAL = os.path.join(_TORCH, "nn", "functional.py")
+_LAYERS = os.path.join(_TORCH, "nn", "modules") + os.sep
+_CALL = os.path.join(_LAYERS, "module.py")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The module that was running, and the line of its forward, when a size had to be known."""
+
+    module: str
+    file: str
+    line: int
+    note: str = ""
+
+    def __str__(self) -> str:
+        if self.note:
+            return self.note
+        inside = f"in {self.module}" if self.module else "in the model's forward"
+        if not self.file:
+            return inside
+        code = linecache.getline(self.file, self.line).strip()
+        if not code or self.file.startswith(_LAYERS):
+            return inside
+        shown = code if len(code) <= 72 else code[:69] + "..."
+        return f"`{shown}` at {os.path.basename(self.file)}:{self.line} {inside}"
+
+
+@dataclass(frozen=True)
+class Equality:
+    """Two sizes that were found to be equal where the forward needed to know."""
+
+    left: sympy.Expr
+    right: sympy.Expr
+    origin: Origin
+
+
+class SizeEnv(ShapeEnv):
+    """A shape environment that answers every question by the sizes of the example, and keeps the
+    equalities that it affirmed.
+
+    torch's own environment simplifies and substitutes at each question, which costs most of the
+    time of a symbolic run; here the equalities are only noted and are solved once, at the end.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            duck_shape=False, specialize_zero_one=True, assume_static_by_default=False
+        )
+        self.equalities: list[Equality] = []
+        self.values: dict[sympy.Symbol, int] = {}
+        self.names: dict[sympy.Symbol, str] = {}
+        self.running: list[str] = []  # the modules that are being called, innermost last
+        self._answers: dict[sympy.Basic, sympy.Basic] = {}
+
+    def symbol(self, name: str, value: int) -> Dim:
+        """Return a size of this value that is free to change; 0 and 1 stay plain numbers."""
+        if value <= 1:
+            return value
+        source = ConstantSource(f"width{len(self.names)}")
+        expr = self.create_symbol(value, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+        self.names[expr] = name
+        self.values[expr] = value
+        return self.create_symintnode(expr, hint=value, source=source)
+
+    def value(self, size: Dim | sympy.Expr) -> int:
+        """Return the size that an expression has on the example."""
+        expr = expr_of(size)
+        return int(expr.xreplace({s: sympy.Integer(self.values[s]) for s in expr.free_symbols}))
+
+    def evaluate_expr(  # type: ignore[override]
+        self,
+        orig_expr: sympy.Basic,
+        hint: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> sympy.Basic:
+        """Answer by the example's sizes; note an equality that holds."""
+        known = self._answers.get(orig_expr)
+        if known is not None:
+            return known
+        if isinstance(orig_expr, BooleanAtom) or orig_expr.is_number:
+            return orig_expr
+        if hint is None:
+            if not orig_expr.free_symbols <= self.values.keys():
+                return super().evaluate_expr(orig_expr, hint, *args, **kwargs)
+            hint = orig_expr.xreplace(
+                {s: sympy.Integer(self.values[s]) for s in orig_expr.free_symbols}
+            )
+        answer = sympy.sympify(hint)
+        self._answers[orig_expr] = answer
+        self._note(orig_expr, answer)
+        return answer
+
+    def _note(self, expr: sympy.Basic, answer: sympy.Basic) -> None:
+        if answer is sympy.true:
+            for one in expr.args if isinstance(expr, sympy.And) else (expr,):
+                if isinstance(one, sympy.Eq):
+                    self.equalities.append(Equality(one.lhs, one.rhs, self.origin()))
+        elif answer is sympy.false:
+            if isinstance(expr, sympy.Ne):
+                self.equalities.append(Equality(expr.lhs, expr.rhs, self.origin()))
+        elif expr.is_integer:
+            # A plain number was asked for; numbers with a point are scales, not sizes.
+            self.equalities.append(Equality(expr, answer, self.origin()))
+
+    def _maybe_evaluate_static(self, expr: sympy.Basic, **kwargs: Any) -> sympy.Basic | None:
+        if isinstance(expr, BooleanAtom) or expr.is_number:
+            return expr
+        if expr.free_symbols <= self.values.keys():
+            return None
+        found: sympy.Basic | None = super()._maybe_evaluate_static(expr, **kwargs)
+        return found
+
+    def origin(self) -> Origin:
+        """Return the innermost line of the model's own code that is running now."""
+        frame = sys._getframe(1)
+        layer: tuple[str, int] | None = None
+        running = self.running[-1] if self.running else ""
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if file.startswith(_LAYERS) and file != _CALL:
+                layer = layer or (file, frame.f_lineno)
+            elif file == _CALL and layer is not None:
+                return Origin(running, *layer)
+            elif not (file.startswith((_TORCH, _SYMPY, _HERE, "<"))):
+                return Origin(running, file, frame.f_lineno)
+            frame = frame.f_back  # type: ignore[assignment]
+        return Origin(running, *(layer or ("", 0)))
+
+
+def expr_of(size: Dim | sympy.Expr) -> sympy.Expr:
+    """Return a size as an expression over the symbols that were created."""
+    if isinstance(size, torch.SymInt):
+        return size.node._expr
+    return sympy.sympify(size)
+
+
+@contextmanager
+def sizes_as_floats() -> Iterator[None]:
+    """Let ``float(size)``, and so ``math.sqrt(size)``, give a plain number without fixing it.
+
+    A scale such as 1/sqrt(width) does not bind the width, and is computed anew at the new size.
+    """
+    missing = object()
+    before = torch.SymInt.__dict__.get("__float__", missing)
+    torch.SymInt.__float__ = lambda self: float(self.node.hint)  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        if before is missing:
+            del torch.SymInt.__float__
+        else:
+            torch.SymInt.__float__ = before  # type: ignore[method-assign,assignment]

@@ -1,0 +1,91 @@
+"""Running the model at its new sizes, to see that it runs and what its outputs look like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from bp_convert.errors import PlanError
+from bp_convert.graph.clone import all_tensors, clone
+from bp_convert.graph.forms import Attr
+from bp_convert.graph.ghost import set_attributes, watch
+from bp_convert.graph.observe import Args, Kwargs
+from bp_convert.graph.phantom import PhantomMode, call, outputs_of, stub_recurrent
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Failure(Exception):
+    """A forward that did not run: the module in which it stopped, and its message."""
+
+    module: str
+    message: str
+
+    def __str__(self) -> str:
+        place = f" in {self.module}" if self.module else ""
+        return f"the forward stops{place}: {self.message}"
+
+
+class Trial:
+    """A model at given sizes, to run without data.
+
+    Args:
+        model: the source; it is only read.
+        shapes: new shapes of tensors, by the ``id`` of the model's tensor.
+        attrs: new attributes of modules, by module name.
+
+    Raises:
+        PlanError: the model cannot be copied.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        shapes: Mapping[int, tuple[int, ...]] | None = None,
+        attrs: Mapping[str, Mapping[str, Attr]] | None = None,
+    ) -> None:
+        self.mode = PhantomMode()
+        self.called: list[str] = []
+        self._running: list[str] = []
+        shapes = shapes or {}
+        tensors: dict[int, Tensor] = {
+            id(t): self.mode.like(t, shapes.get(id(t))) for t in all_tensors(model)
+        }
+        self.module = clone(model, None, tensors)
+        for name, values in (attrs or {}).items():
+            set_attributes(self.module.get_submodule(name), values)
+        for module in self.module.modules():
+            stub_recurrent(module)
+        watch(self.module, self._enter, self._leave)
+
+    def run(self, args: Args, kwargs: Kwargs, *, training: bool) -> Shapes:
+        """Return the shapes of the outputs.
+
+        Raises:
+            Failure: the forward raised.
+        """
+        self._running.clear()
+        try:
+            output = call(self.module, self.mode, args, kwargs, training=training)
+        except Exception as problem:
+            raise Failure(self._running[-1] if self._running else "", words(problem)) from problem
+        return {where: tuple(t.shape) for where, t in outputs_of(output)}
+
+    def _enter(self, name: str, _: Tensor | None) -> None:
+        self._running.append(name)
+        self.called.append(name)
+
+    def _leave(self) -> None:
+        if self._running:
+            self._running.pop()
+
+
+def words(problem: Exception) -> str:
+    """Return the first line of an exception's message, with its type."""
+    if isinstance(problem, PlanError):
+        return problem.found
+    lines = str(problem).strip().splitlines()
+    return f"{type(problem).__name__}: {lines[0][:160] if lines else 'no message'}"

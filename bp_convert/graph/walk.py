@@ -1,0 +1,162 @@
+"""Finding the layers of a model, each once, under every name that it has."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from torch import nn
+from torch.nn.utils import parametrize
+
+from bp_convert.errors import PlanError
+from bp_convert.kinds import Kind, kind_of
+
+
+@dataclass(frozen=True)
+class Site:
+    """A module that some kind speaks for, with the names under which the model holds it."""
+
+    name: str
+    aliases: tuple[str, ...]
+    module: nn.Module
+    kind: Kind
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
+
+
+def walk(model: nn.Module) -> tuple[Site, ...]:
+    """Return every module of a known kind, in the model's order, shared modules once."""
+    names: dict[int, list[str]] = {}
+    found: dict[int, tuple[nn.Module, Kind]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if id(module) not in found:
+            kind = kind_of(module)
+            if kind is None:
+                continue
+            found[id(module)] = (module, kind)
+        names.setdefault(id(module), []).append(name)
+    return tuple(
+        Site(names[key][0], tuple(names[key][1:]), module, kind)
+        for key, (module, kind) in found.items()
+    )
+
+
+def selects(pattern: str, names: Iterable[str], type_name: str) -> bool:
+    """Match one pattern: a glob on a dotted name, ``re:`` and a regular expression that matches
+    a whole dotted name, or a type name.
+
+    Raises:
+        PlanError: a regular expression that does not compile.
+    """
+    if pattern == type_name:
+        return True
+    if not pattern.startswith("re:"):
+        return any(fnmatch.fnmatchcase(name, pattern) for name in names)
+    try:
+        compiled = re.compile(pattern[3:])
+    except re.error as problem:
+        raise PlanError(
+            where=f"pattern {pattern!r}",
+            found=f"not a regular expression: {problem}",
+            allowed="re: followed by a Python regular expression",
+            fix="escape special characters, or use a glob such as layer4.*",
+        ) from None
+    return any(compiled.fullmatch(name) for name in names)
+
+
+def select(pattern: str, sites: Sequence[Site]) -> frozenset[str]:
+    """Return the names of the sites that ``pattern`` matches.
+
+    Raises:
+        PlanError: the pattern matches nothing; the message lists near names.
+    """
+    hits = frozenset(
+        site.name
+        for site in sites
+        if selects(pattern, site.names, type(site.module).__name__) or pattern == site.kind.name
+    )
+    if hits:
+        return hits
+    names = [name for site in sites for name in site.names]
+    types = sorted({site.kind.name for site in sites})
+    near = get_close_matches(
+        pattern.removeprefix("re:").strip("*."), [*names, *types], n=5, cutoff=0.4
+    )
+    shown = near or names[:5]
+    raise PlanError(
+        where=f"pattern {pattern!r}",
+        found=f"it matches none of the {len(sites)} layers that could be converted",
+        allowed=f"a dotted name, a glob, re:REGEX, or a type ({', '.join(types) or 'none here'})",
+        fix=f"near names: {', '.join(shown)}" if shown else "the model holds no such layer",
+    )
+
+
+def structural_reasons(model: nn.Module, sites: Sequence[Site]) -> dict[str, str]:
+    """Return why sites must stay, as far as it follows from how the model holds them."""
+    reasons: dict[str, str] = {}
+    owners = _owners(model)
+    parts_of_attention = {
+        id(child): name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.MultiheadAttention)
+        for child in module.modules()
+    }
+    for site in sites:
+        module = site.module
+        reason = _own_reason(module)
+        if reason is None and id(module) in parts_of_attention:
+            reason = "nn.MultiheadAttention reads its weight without calling it"
+        if reason is None:
+            reason = _tied(site, owners)
+        if reason is not None:
+            reasons[site.name] = reason
+    return reasons
+
+
+def _own_reason(module: nn.Module) -> str | None:
+    if parametrize.is_parametrized(module):
+        which = ", ".join(module.parametrizations)  # type: ignore[arg-type]
+        return f"its {which} is parametrised; remove the parametrisation first"
+    if hasattr(module, "weight_g") or hasattr(module, "weight_orig"):
+        return "its weight is recomputed by a hook (weight_norm, spectral_norm or pruning)"
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        return "it carries hooks of its own"
+    if isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():
+        return "lazy module: run the model once first"
+    if "forward" in module.__dict__:
+        return "its forward is replaced on the instance"
+    extra = [name for name, child in module.named_children() if child is not None]
+    if extra:
+        return f"it holds further modules ({', '.join(extra)})"
+    dtypes = {p.dtype for p in module.parameters()}
+    if not dtypes or any(not dtype.is_floating_point for dtype in dtypes):
+        return "its weights are not floating-point numbers"
+    if any(type(p).__name__ not in ("Parameter", "Tensor", "Buffer") for p in module.parameters()):
+        return "its weights are a tensor subclass (quantised or distributed)"
+    return None
+
+
+def _owners(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
+    owners: dict[int, list[tuple[nn.Module, str]]] = {}
+    for prefix, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            key = parameter.untyped_storage()._cdata
+            owners.setdefault(key, []).append((module, f"{prefix}.{name}" if prefix else name))
+    return owners
+
+
+def _tied(site: Site, owners: dict[int, list[tuple[nn.Module, str]]]) -> str | None:
+    for name, parameter in site.module.named_parameters(recurse=False):
+        others = [
+            full
+            for module, full in owners[parameter.untyped_storage()._cdata]
+            if module is not site.module
+        ]
+        if others:
+            return f"its {name} is tied to {others[0]}"
+    return None

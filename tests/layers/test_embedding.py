@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from bp_convert.errors import FactorError
+from bp_convert.layers.embedding import BPEmbedding
+from bp_convert.values.factors import FactorSpec
+from tests.oracles import table_sum
+from tests.tolerances import assert_near
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("out", [(1, 6), (2, 3), (6, 1)])
+@pytest.mark.parametrize("inp", [(1, 10), (2, 5), (10, 1), (3, 4), (11, 1)])
+def test_it_looks_up_rows_of_the_kronecker_sum(
+    out: tuple[int, int], inp: tuple[int, int], rank: int
+) -> None:
+    spec = FactorSpec(out=out, inp=inp, rank=rank)
+    layer = BPEmbedding(10, 6, factors=spec, dtype=torch.float64)
+    rows = torch.randint(0, 10, (3, 4))
+    table = table_sum(layer.w1, layer.w2, 10)
+    assert_near(layer(rows), table[rows])
+    assert_near(layer.weight, table)
+    assert_near(layer.to_dense()(rows), table[rows])
+
+
+def test_gradients() -> None:
+    rows = torch.tensor([1, 1, 7])
+    for rank in (1, 2):
+        layer = BPEmbedding(10, 6, rank=rank, dtype=torch.float64)
+        assert torch.autograd.gradcheck(
+            lambda a, b, layer=layer: torch.func.functional_call(
+                layer, {"w1": a, "w2": b}, (rows,)
+            ),
+            (layer.w1, layer.w2),
+        )
+
+
+def test_full_rank_is_exact_with_spare_rows_too() -> None:
+    dense = nn.Embedding(97, 24)
+    spec = FactorSpec(out=(4, 6), inp=(10, 10), rank=10**6)
+    layer = BPEmbedding.from_dense(dense, factors=spec)
+    rows = torch.arange(97)
+    assert_near(layer(rows), dense(rows))
+
+
+def test_the_padding_row_is_zero_and_gets_no_gradient() -> None:
+    dense = nn.Embedding(10, 6, padding_idx=-7)  # row 3
+    layer = BPEmbedding.from_dense(dense, rank=1)
+    assert layer.padding_idx == 3
+    assert layer(torch.tensor([3])).abs().max() == 0
+    layer(torch.tensor([3, 3])).sum().backward()
+    assert layer.w1.grad is not None
+    assert layer.w1.grad.abs().max() == 0
+    assert layer.weight[3].abs().max() == 0
+    assert layer.to_dense().padding_idx == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"max_norm": 1.0}, "max_norm"),
+        ({"scale_grad_by_freq": True}, "scale_grad_by_freq"),
+        ({"sparse": True}, "sparse"),
+    ],
+)
+def test_what_a_factored_table_cannot_honour_is_refused(
+    options: dict[str, object], word: str
+) -> None:
+    with pytest.raises(FactorError, match=word):
+        BPEmbedding.from_dense(nn.Embedding(10, 6, **options))  # type: ignore[arg-type]
+
+
+def test_a_padding_row_that_is_not_zero_is_refused() -> None:
+    dense = nn.Embedding(10, 6, padding_idx=0)
+    with torch.no_grad():
+        dense.weight[0] = 1
+    with pytest.raises(FactorError, match="padding_idx=0 is not zero"):
+        BPEmbedding.from_dense(dense)
+
+
+@pytest.mark.parametrize("bad", [-1, 10, 99])
+@pytest.mark.parametrize("inp", [(2, 5), (3, 4)])
+def test_an_index_outside_the_vocabulary_is_an_error(bad: int, inp: tuple[int, int]) -> None:
+    layer = BPEmbedding(10, 6, factors=FactorSpec(out=(2, 3), inp=inp))
+    with pytest.raises(IndexError):
+        layer(torch.tensor([bad]))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0), (2, 3, 4)])
+def test_any_shape_of_indices(shape: tuple[int, ...]) -> None:
+    layer = BPEmbedding(10, 6, rank=2)
+    assert layer(torch.zeros(shape, dtype=torch.long)).shape == (*shape, 6)
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_a_fresh_table_varies_like_a_fresh_dense_one(rank: int) -> None:
+    layer = BPEmbedding(2500, 400, rank=rank)
+    assert layer.weight.var().item() == pytest.approx(1.0, rel=0.25)
+
+
+def test_state_and_copies() -> None:
+    layer, rows = BPEmbedding(10, 6, rank=2), torch.arange(10)
+    other = BPEmbedding(10, 6, rank=2)
+    other.load_state_dict(layer.state_dict())
+    for twin in (other, copy.deepcopy(layer)):
+        assert torch.equal(twin(rows), layer(rows))
+    assert "in=2x5" in repr(layer)
+
+
+def test_pairs_must_cover_the_vocabulary() -> None:
+    with pytest.raises(FactorError, match="at least 10"):
+        BPEmbedding(10, 6, factors=FactorSpec(out=(2, 3), inp=(3, 3)))
+    with pytest.raises(FactorError, match="pair out"):
+        BPEmbedding(10, 6, factors=FactorSpec(out=(2, 2), inp=(2, 5)))
