@@ -15,7 +15,7 @@ from bp_convert.graph.inputs import infer_input
 from bp_convert.graph.observe import Args, Kwargs, Observation, observe
 from bp_convert.graph.walk import Site, select, structural_reasons, walk
 from bp_convert.graph.widths import WidthPlan, widen
-from bp_convert.kinds import Ask, Factors, Widths, prime_reason
+from bp_convert.kinds import Ask, Factors, Widths, kind_of, prime_reason
 from bp_convert.kinds.speed import predict
 from bp_convert.surgery import apply_plan, fingerprint
 from bp_convert.values.plan import AttrChange, LayerPlan, Plan, Resize, Totals
@@ -244,9 +244,7 @@ class _Planning:
             ),
             macs=(
                 dense_macs,
-                kind.macs(module, after, factors, shapes)
-                if replaced
-                else _scaled(dense_macs, kind.params(module, before), kind.params(module, after)),
+                kind.macs(module, after, factors, shapes) if replaced else 0,
             ),
         )
 
@@ -334,23 +332,41 @@ def with_counts(model: nn.Module, plan: Plan, macs_before: int | None) -> Plan:
     """Return ``plan`` with totals counted on the converted model, made without any data."""
     ghost = apply_plan(clone_to_meta(model), plan, structure_only=True).model
     macs = None
-    layers = plan.layers
+    counted: dict[str, int] = {}
     if macs_before is not None:
         args, kwargs = make_inputs(ghost, plan.inputs, batch=1)
         seen = observe(ghost, _watched(ghost, plan), args, kwargs)
         macs = Totals(before=macs_before, after=seen.total_macs)
-        layers = tuple(
-            layer.model_copy(update={"macs": (layer.macs[0], seen.macs.get(layer.name, 0))})
-            if layer.action != "replaced"
-            else layer
-            for layer in plan.layers
-        )
+        counted = seen.macs
+    layers = tuple(
+        layer
+        if layer.action == "replaced"
+        else _settled(layer, ghost.get_submodule(layer.name), counted.get(layer.name, 0))
+        for layer in plan.layers
+    )
     return plan.model_copy(
         update={
             "layers": layers,
             "params": Totals(before=plan.params.before, after=count_params(ghost).after),
             "bytes": Totals(before=plan.bytes.before, after=count_bytes(ghost).after),
             "macs": macs,
+        }
+    )
+
+
+def _settled(layer: LayerPlan, module: nn.Module, macs: int) -> LayerPlan:
+    """Return the plan of a layer that stays dense, with what it has become."""
+    kind = kind_of(module)
+    assert kind is not None
+    inputs, outputs = kind.widths(module)
+    params = sum(p.numel() for p in module.parameters())
+    return layer.model_copy(
+        update={
+            "action": "kept" if params == layer.params[0] else "widened",
+            "inputs": (layer.inputs[0], inputs),
+            "outputs": (layer.outputs[0], outputs),
+            "params": (layer.params[0], params),
+            "macs": (layer.macs[0], macs),
         }
     )
 
@@ -380,10 +396,6 @@ def _calls(site: Site, seen: Observation | None) -> list[tuple[int, ...]]:
 
 def _sum_of(site: Site, counts: dict[str, int]) -> int:
     return sum(counts.get(name, 0) for name in site.names)
-
-
-def _scaled(macs: int, before: int, after: int) -> int:
-    return macs if before == after else macs * after // max(1, before)
 
 
 __all__ = ["count_bytes", "count_params", "make_plan", "with_counts"]

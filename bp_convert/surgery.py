@@ -224,6 +224,8 @@ def _followers(
         name = names[id(module)]
         if structure_only:
             new = old.new_empty(resize.after, device="meta")
+        elif maps is not None and resize.name in maps.follows and name not in maps.fresh:
+            new = maps.follows[resize.name].apply(old)
         elif name in sites and (layer := plan.layer(name)) and layer.action == "widened":
             spread = _spread(layer, maps)
             if spread is None:
@@ -235,8 +237,6 @@ def _followers(
                     id(module), sites[name].kind.spread(module, spread)
                 )
                 new = wide[key].contiguous()
-        elif maps is not None and resize.name in maps.follows and name not in maps.fresh:
-            new = maps.follows[resize.name].apply(old)
         else:
             if maps is None and _resets(module):
                 fresh[name] = None

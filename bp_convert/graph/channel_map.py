@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from bp_convert.graph.followers import (
     Follow,
+    axis_of,
     channel_axis,
     follow,
     interleave,
@@ -32,6 +33,7 @@ from bp_convert.graph.observe import Args, Kwargs, quiet_forward, tensors_in
 from bp_convert.graph.reshape import held, owner_of, reshaped
 from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Spread
+from bp_convert.kron.conv_layout import out_sizes
 from bp_convert.values.plan import LayerPlan, Plan
 
 FINGERPRINT = 12  # random projections that stand for a column
@@ -103,7 +105,8 @@ class _Comparison:
         followers = dict.fromkeys(self.resized)
         for name, site in self.sites.items():
             layer = self.plan.layer(name)
-            if layer is None or getattr(site.module, "groups", 1) != 1:
+            uncalled = self._is_out_projection(name)
+            if layer is None or uncalled or getattr(site.module, "groups", 1) != 1:
                 continue
             followers.pop(name, None)
             axis = None if site.kind.name == "Embedding" else channel_axis(site.module) or -1
@@ -152,12 +155,7 @@ class _Comparison:
                 else:
                     shaken[resize.name] = _shake(tensor, key)
                     old[id(tensor)] = _like(tensor, shaken[resize.name])
-                    plain = Follow(
-                        tuple(
-                            None if b == a else interleave(b, a)
-                            for b, a in zip(resize.before, resize.after, strict=True)
-                        )
-                    )
+                    plain = _guess(resize, self._is_out_projection(name))
                     self.maps.follows[resize.name] = plain
                     fill = plain.apply(shaken[resize.name])
                 new[id(tensor)] = _like(tensor, fill)
@@ -172,11 +170,18 @@ class _Comparison:
         def before(_: nn.Module, args: Args, kwargs: Kwargs) -> None:
             given = _first(args, kwargs)
             if given is not None and watch.axis is not None:
+                watch.axis = axis_of(module, watch.axis, tuple(given.shape))
                 act(watch, given)
 
         module.register_forward_pre_hook(before, with_kwargs=True)
         if watch.mixes:
-            module.register_forward_hook(lambda m, a, output: self._exchange(watch, output))
+            plain = module.forward
+
+            def forward(*given: Any, **named: Any) -> Any:
+                output = hollow_output(module, given, named)
+                return self._exchange(watch, plain(*given, **named) if output is None else output)
+
+            module.forward = forward  # type: ignore[method-assign]
 
     def _remember(self, watch: _Watch, given: Tensor) -> None:
         assert watch.axis is not None
@@ -185,7 +190,7 @@ class _Comparison:
     def _exchange(self, watch: _Watch, output: Any) -> Any:
         drawn = _map_floats(output, lambda t: torch.rand_like(t) + 0.1)
         self.outputs.setdefault(watch.name, []).append(drawn)
-        return drawn
+        return _map_floats(drawn, Tensor.clone)  # the model may write to what it is given
 
     def _substitute(self, watch: _Watch) -> Callable[..., Any]:
         """Return the forward of a hollow layer: compare the input, repeat the source's output."""
@@ -197,7 +202,7 @@ class _Comparison:
             if given is not None and watch.axis is not None:
                 self._compare(watch, given, call)
             drawn = self.outputs[watch.name][call]
-            return _map_floats(drawn, lambda t: self._repeat(watch, t))
+            return _map_floats(drawn, lambda t: self._repeat(watch, t).clone())
 
         return forward
 
@@ -286,7 +291,6 @@ class _Comparison:
                     self.maps.unknown.setdefault(watch.name, "it is not called on the example")
             elif watch.mixes:
                 self._finish_mixer(watch, index)
-        self._finish_attention()
         for name in self.resized:
             module = self.model.get_submodule(name)
             if isinstance(module, nn.RNNBase | nn.RNNCellBase) and name not in self.sites:
@@ -305,21 +309,18 @@ class _Comparison:
             else:
                 self.maps.follows[resize.name] = rule
 
-    def _finish_attention(self) -> None:
-        for name, resizes in self.resized.items():
-            parent = name.rpartition(".")[0]
-            holder = self.model.get_submodule(parent)
-            if isinstance(holder, nn.MultiheadAttention):
-                for resize in resizes:
-                    self.maps.follows[resize.name] = _out_projection(resize)
+    def _is_out_projection(self, name: str) -> bool:
+        parent = self.model.get_submodule(name.rpartition(".")[0])
+        return isinstance(parent, nn.MultiheadAttention)
 
 
-def _out_projection(resize: Any) -> Follow:
+def _guess(resize: Any, sums_inputs: bool) -> Follow:
+    """Say how a tensor follows before its module's input is known: every axis repeats in place."""
     axes = tuple(
         None if b == a else interleave(b, a)
         for b, a in zip(resize.before, resize.after, strict=True)
     )
-    return Follow(axes, shared=1 if len(axes) == 2 else None)
+    return Follow(axes, shared=1 if sums_inputs and len(axes) == 2 else None)
 
 
 def _match(old: Tensor, new: Tensor) -> Tensor | None:
@@ -344,6 +345,24 @@ def _match(old: Tensor, new: Tensor) -> Tensor | None:
         best = torch.where(better, gap, best)
         index = torch.where(better, candidate, index)
     return index if bool((best <= TOLERANCE * scale).all()) else None
+
+
+def hollow_output(module: nn.Module, args: Args, kwargs: Kwargs) -> Tensor | None:
+    """Return an empty tensor of the shape that a layer gives out, where that is easily told."""
+    if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
+        return None
+    x = args[0]
+    if isinstance(module, nn.Linear):
+        return x.new_empty(*x.shape[:-1], module.out_features)
+    if isinstance(module, nn.Embedding):
+        return module.weight.new_empty(*x.shape, module.embedding_dim)
+    if isinstance(module, nn.modules.conv._ConvNd) and not module.transposed:
+        axes = len(module.kernel_size)
+        size = out_sizes(
+            x.shape[-axes:], module.kernel_size, module.stride, module.padding, module.dilation
+        )
+        return x.new_empty(*x.shape[: -axes - 1], module.out_channels, *size)
+    return None
 
 
 def _first(args: Args, kwargs: Kwargs) -> Tensor | None:

@@ -65,6 +65,14 @@ def channel_axis(module: nn.Module) -> int | None:
     return None
 
 
+def axis_of(module: nn.Module, axis: int, shape: tuple[int, ...]) -> int:
+    """Return the channel axis on an input of this shape; layer norms of images have it second."""
+    if not isinstance(module, nn.LayerNorm) or type(module).forward is nn.LayerNorm.forward:
+        return axis
+    width = module.normalized_shape[-1]
+    return 1 if len(shape) == 4 and shape[1] == width and axis == -1 else axis
+
+
 def mixes(module: nn.Module) -> bool:
     """Return whether a follower sums over its input channels, so that its output is new."""
     if isinstance(module, nn.modules.conv._ConvNd):

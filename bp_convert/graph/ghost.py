@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -71,6 +72,7 @@ class Ghost:
         self.called: set[str] = set()
         self._shapes: dict[int, tuple[str, tuple[Dim, ...]]] = {}  # tensor -> its first name
         self._shared: set[str] = set()  # modules with a tensor that others hold as well
+        self._compared: tuple[list[Equality], set[sympy.Symbol]] = ([], set())
         plans = self._describe(model)
         tensors = {
             id(t): mode.like(t, self._shapes[id(t)][1] if id(t) in self._shapes else None)
@@ -183,6 +185,16 @@ class Ghost:
                 store = held.ghost._buffers if is_buffer else held.ghost._parameters
                 store[key] = self.mode.like(tensor, shape)
         set_attributes(held.ghost, held.sizes.attrs)
+
+    def uses(self, sizes: Iterable[Dim]) -> bool:
+        """Return whether the run compared any of these sizes with another one."""
+        if len(self._compared[0]) != len(self.env.equalities):
+            self._compared = (
+                self.env.equalities[:],
+                {s for one in self.env.equalities for s in one.left.free_symbols}
+                | {s for one in self.env.equalities for s in one.right.free_symbols},
+            )
+        return any(expr_of(size) in self._compared[1] for size in sizes)
 
     def leave(self) -> None:
         """Note that the innermost module has returned."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from bp_convert.graph.observe import Args, Kwargs, quiet_forward
 from bp_convert.graph.symbols import Dim, SizeEnv, sizes_as_floats
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+_LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 _MAKES_INTEGERS = 1 << 20  # numbers; larger ones are not worth making for real
 
 
@@ -31,6 +33,7 @@ class PhantomMode(FakeTensorMode):
 
     def __init__(self, env: SizeEnv | None = None) -> None:
         super().__init__(allow_non_fake_inputs=True, shape_env=env)
+        self.cache_enabled = env is None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -186,13 +189,18 @@ def _require(found: Dim, wanted: Dim, what: str) -> None:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Leave the random state as it was."""
+    """Leave the random state as it was, and keep torch from logging what we catch and report."""
     state = random.getstate()
+    muted = [logger for name in _LOGGERS if not (logger := logging.getLogger(name)).disabled]
     with torch.random.fork_rng(devices=[]):
         try:
+            for logger in muted:
+                logger.disabled = True
             yield
         finally:
             random.setstate(state)
+            for logger in muted:
+                logger.disabled = False
 
 
 def call(

@@ -14,7 +14,10 @@ import sympy
 import torch
 from sympy.logic.boolalg import BooleanAtom
 from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+from bp_convert.graph.nodes import size
 
 Dim = int | torch.SymInt
 
@@ -73,6 +76,7 @@ class SizeEnv(ShapeEnv):
         self.values: dict[sympy.Symbol, int] = {}
         self.names: dict[sympy.Symbol, str] = {}
         self.running: list[str] = []  # the modules that are being called, innermost last
+        self.results: dict[Any, SymNode] = {}  # of the arithmetic, see nodes.py
         self._answers: dict[sympy.Basic, sympy.Basic] = {}
 
     def symbol(self, name: str, value: int) -> Dim:
@@ -83,11 +87,11 @@ class SizeEnv(ShapeEnv):
         expr = self.create_symbol(value, source=source, dynamic_dim=DimDynamic.DYNAMIC)
         self.names[expr] = name
         self.values[expr] = value
-        return self.create_symintnode(expr, hint=value, source=source)
+        return size(expr, self, value)
 
-    def value(self, size: Dim | sympy.Expr) -> int:
+    def value(self, one: Dim | sympy.Expr) -> int:
         """Return the size that an expression has on the example."""
-        expr = expr_of(size)
+        expr = expr_of(one)
         return int(expr.xreplace({s: sympy.Integer(self.values[s]) for s in expr.free_symbols}))
 
     def evaluate_expr(  # type: ignore[override]
@@ -151,11 +155,11 @@ class SizeEnv(ShapeEnv):
         return Origin(running, *(layer or ("", 0)))
 
 
-def expr_of(size: Dim | sympy.Expr) -> sympy.Expr:
+def expr_of(one: Dim | sympy.Expr) -> sympy.Expr:
     """Return a size as an expression over the symbols that were created."""
-    if isinstance(size, torch.SymInt):
-        return size.node._expr
-    return sympy.sympify(size)
+    if isinstance(one, torch.SymInt):
+        return one.node._expr
+    return sympy.sympify(one)
 
 
 @contextmanager

@@ -25,6 +25,8 @@ from bp_convert.graph.system import System
 from bp_convert.graph.verify import Failure, Shapes, Trial, words
 from bp_convert.kinds import Kind, kind_of
 
+Outputs = dict[str, tuple[sympy.Expr, ...]]
+
 _TRIES = 16  # runs at new sizes that may be spent on finding what does not widen
 
 
@@ -121,7 +123,7 @@ class _Analysis:
 
     ghost: Ghost
     system: System
-    outputs: dict[str, tuple[sympy.Expr, ...]]
+    outputs: Outputs
     shapes: dict[bool, Shapes]  # by training mode
 
 
@@ -143,42 +145,47 @@ class _Widening:
 
     def run(self) -> WidthPlan:
         try:
-            analysis = self._analyse((False,))
+            analysis = self._analyse()
         except (Failure, PlanError) as problem:
             return self._unchanged(_words(problem))
         plan, problem = self._attempt(analysis)
         if problem is None or self.alpha == 1:
             return plan
-        try:  # what only training reaches takes part in a second analysis
-            analysis = self._analyse((False, True))
-        except (Failure, PlanError):
+        try:  # what only training reaches has its say as well
+            analysis = self._with_training(analysis)
+        except Failure:
             return self._isolate(analysis, problem)
         plan, problem = self._attempt(analysis)
         return plan if problem is None else self._isolate(analysis, problem)
 
     # Analysis
 
-    def _analyse(self, modes: Iterable[bool]) -> _Analysis:
+    def _analyse(self) -> _Analysis:
         env = SizeEnv()
-        mode = PhantomMode(env)
-        ghost = Ghost(self.model, env, mode)
-        outputs: dict[str, tuple[sympy.Expr, ...]] = {}
-        shapes: dict[bool, Shapes] = {}
-        for training in modes:
-            env.running.clear()
-            try:
-                found = call(ghost.module, mode, self.args, self.kwargs, training=training)
-            except Exception as problem:
-                where = env.running[-1] if env.running else ""
-                raise Failure(where, words(problem)) from problem
-            shapes[training] = {}
-            for where, tensor in outputs_of(found):
-                sizes = tuple(expr_of(size) for size in tensor.shape)
-                outputs[f"{where} in training" if training and where not in outputs else where] = (
-                    sizes
-                )
-                shapes[training][where] = tuple(env.value(size) for size in sizes)
+        ghost = Ghost(self.model, env, PhantomMode(env))
+        outputs = self._call(ghost, training=False)
+        shapes = {False: _shapes(env, outputs)}
         return _Analysis(ghost, System(env.equalities, self._kept(ghost)), outputs, shapes)
+
+    def _with_training(self, analysis: _Analysis) -> _Analysis:
+        """Run the same ghost in train mode as well."""
+        ghost = analysis.ghost
+        found = self._call(ghost, training=True)
+        outputs = dict(analysis.outputs)
+        for where, sizes in found.items():
+            outputs[where if where not in outputs else f"{where} in train mode"] = sizes
+        shapes = {**analysis.shapes, True: _shapes(ghost.env, found)}
+        system = System(ghost.env.equalities, self._kept(ghost))
+        return _Analysis(ghost, system, outputs, shapes)
+
+    def _call(self, ghost: Ghost, *, training: bool) -> Outputs:
+        running = ghost.env.running
+        running.clear()
+        try:
+            found = call(ghost.module, ghost.mode, self.args, self.kwargs, training=training)
+        except Exception as problem:
+            raise Failure(running[-1] if running else "", words(problem)) from problem
+        return {where: tuple(expr_of(d) for d in t.shape) for where, t in outputs_of(found)}
 
     def _kept(self, ghost: Ghost) -> list[sympy.Symbol]:
         """Return the widths of layers, which stay free rather than others."""
@@ -197,7 +204,7 @@ class _Widening:
         for name, kind in self.sites.items():
             held = ghost.held.get(name)
             width = None if held is None else self._width(held)
-            if held is not None and width is not None and not _follows(held.module):
+            if held is not None and width is not None and not _follows(held, ghost):
                 wishes[name] = Wish(width, kind.squared)
         choice = Choice(system, self._roots(analysis), wishes, self.alpha)
         for where, sizes in analysis.outputs.items():
@@ -373,8 +380,7 @@ class _Widening:
         inputs, outputs = self.sites[name].widths(module)
         held = analysis.ghost.held.get(name)
         if held is None:
-            reason = analysis.ghost.fixed.get(name, "it is part of another layer")
-            return TargetWidth(name, inputs, inputs, outputs, outputs, reason)
+            return self._part(name, analysis, choice)
         attrs = held.sizes.attrs
         key = next((k for k in ("in_features", "in_channels", "input_size") if k in attrs), None)
         new_inputs = inputs if key is None else _new_attribute(choice, attrs[key])
@@ -386,12 +392,26 @@ class _Widening:
             reason = self._reason(name, analysis, choice, width)
         return TargetWidth(name, inputs, new_inputs, outputs, new_outputs, reason)
 
+    def _part(self, name: str, analysis: _Analysis, choice: Choice) -> TargetWidth:
+        """Return the widths of a layer whose tensors belong to the module that holds it."""
+        inputs, outputs = self.sites[name].widths(self.model.get_submodule(name))
+        parent, _, own = name.rpartition(".")
+        held = analysis.ghost.held.get(parent)
+        size = None if held is None else held.sizes.attrs.get(f"{own}.out_features")
+        new = outputs if size is None else _new_attribute(choice, size)
+        assert isinstance(new, int)
+        reason = None if new != outputs else next(
+            (r for n, r in analysis.ghost.fixed.items() if name == n or name.startswith(f"{n}.")),
+            f"it is part of {parent}, which keeps its width",
+        )
+        return TargetWidth(name, inputs, new if size is not None else inputs, outputs, new, reason)
+
     def _reason(
         self, name: str, analysis: _Analysis, choice: Choice, width: sympy.Expr | None
     ) -> str:
         if self.alpha == 1:
             return "alpha is 1"
-        if name not in analysis.ghost.called:
+        if name not in analysis.ghost.called and name in choice.roots:
             return "never called on the example input"
         found = choice.reason(name) if name in choice.roots else None
         if found is not None:
@@ -399,7 +419,7 @@ class _Widening:
         if width is not None and (equality := analysis.system.why_fixed(width)) is not None:
             return f"fixed to {analysis.ghost.env.value(width)} by {equality.origin}"
         if width is not None and name not in choice.roots:
-            return "it follows its input, and keeps its own width"
+            return "it follows the layers around it, which keep their width here"
         return "its width does not grow at this alpha"
 
     def _output_layers(self, analysis: _Analysis, choice: Choice) -> tuple[str, ...]:
@@ -453,9 +473,16 @@ class Namer:
         return str(expr.xreplace({s: self.names[s] for s in expr.free_symbols}))
 
 
-def _follows(module: nn.Module) -> bool:
-    """Return whether a layer follows its input, so that its own width is nobody's to choose."""
-    return getattr(module, "groups", 1) != 1
+def _shapes(env: SizeEnv, outputs: Outputs) -> Shapes:
+    return {where: tuple(env.value(size) for size in sizes) for where, sizes in outputs.items()}
+
+
+def _follows(held: Held, ghost: Ghost) -> bool:
+    """Return whether a layer's own width is nobody's to choose: it is grouped, or the model uses
+    its weight without calling it."""
+    if getattr(held.module, "groups", 1) != 1:
+        return True
+    return held.name not in ghost.called and ghost.uses(held.inputs)
 
 
 def _new_attribute(choice: Choice, value: Attr) -> int | tuple[int, ...]:
