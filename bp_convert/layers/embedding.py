@@ -134,7 +134,12 @@ class BPEmbedding(nn.Module):
         fit = nearest_kronecker_sum(table, spec.inp, spec.out, spec.rank)
         self.w1.copy_(fit.w1)
         self.w2.copy_(fit.w2.transpose(1, 2))
-        return fit.error
+        if spare == 0 and self.padding_idx is None:
+            return fit.error
+        # Spare rows do not count, and the padding row is zero whatever the factors say.
+        total = float(torch.linalg.vector_norm(weight, dtype=torch.float64))
+        gap = torch.linalg.vector_norm(self.dense_weight() - weight, dtype=torch.float64)
+        return float(gap) / total if total else 0.0
 
     def dense_weight(self) -> Tensor:
         """Build the table (V, E); differentiable."""

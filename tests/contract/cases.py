@@ -1,0 +1,80 @@
+"""One small layer of each kind, with inputs, for the suite that every kind passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bp_convert.kinds import KINDS, Kind
+
+
+@dataclass(frozen=True)
+class Case:
+    """A dense layer, how to make it, and an input."""
+
+    kind: str
+    make: Callable[[], nn.Module]
+    draw: Callable[[torch.dtype], Tensor]
+    unsupported: Callable[[], nn.Module] | None = None
+    word: str = ""
+
+    def __str__(self) -> str:
+        return self.kind
+
+
+def _floats(*shape: int) -> Callable[[torch.dtype], Tensor]:
+    return lambda dtype: torch.randn(*shape, dtype=dtype)
+
+
+CASES = (
+    Case("Linear", lambda: nn.Linear(24, 36), _floats(5, 24)),
+    Case(
+        "Conv1d",
+        lambda: nn.Conv1d(12, 16, 3, 2, 1),
+        _floats(2, 12, 11),
+        lambda: nn.Conv1d(12, 16, 3, groups=4),
+        "grouped",
+    ),
+    Case(
+        "Conv2d",
+        lambda: nn.Conv2d(12, 16, (3, 1), 1, (1, 0), padding_mode="reflect"),
+        _floats(2, 12, 7, 6),
+        lambda: nn.Conv2d(12, 12, 3, groups=12),
+        "depth-wise",
+    ),
+    Case(
+        "Conv3d",
+        lambda: nn.Conv3d(6, 8, (2, 3, 1), dilation=(1, 2, 1)),
+        _floats(2, 6, 4, 7, 3),
+        lambda: nn.Conv3d(6, 8, 1, groups=2),
+        "grouped",
+    ),
+    Case(
+        "Embedding",
+        lambda: nn.Embedding(30, 24, padding_idx=3),
+        lambda _: torch.arange(30).view(5, 6),
+        lambda: nn.Embedding(30, 24, max_norm=1.0),
+        "max_norm",
+    ),
+    Case(
+        "LSTM",
+        lambda: nn.LSTM(12, 16, 2, bidirectional=True, batch_first=True),
+        _floats(3, 5, 12),
+        lambda: nn.LSTM(12, 16, proj_size=4),
+        "proj_size",
+    ),
+)
+
+
+def kind(case: Case) -> Kind:
+    """Return the kind of a case."""
+    return next(one for one in KINDS if one.name == case.kind)
+
+
+def output(layer: nn.Module, x: Tensor) -> Tensor:
+    """Return a layer's main output."""
+    y = layer(x)
+    return y[0] if isinstance(y, tuple) else y

@@ -1,0 +1,222 @@
+"""What holds of every kind: the twin is the dense layer of its weights, counted and carried."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+from math import prod
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from bp_convert.graph.followers import interleave
+from bp_convert.kinds import KINDS, Ask, Spread, kind_of
+from tests.contract.cases import CASES, Case, kind, output
+from tests.tolerances import assert_near
+
+EVERY = pytest.mark.parametrize("case", CASES, ids=str)
+ASKS = pytest.mark.parametrize(
+    "ask", [Ask(), Ask("paper"), Ask(rank=3), Ask("paper", 2), Ask(rank=0.4)], ids=repr
+)
+
+
+def _twin(case: Case, ask: Ask, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, nn.Module]:
+    dense = case.make().to(dtype)
+    one = kind(case)
+    widths = one.widths(dense)
+    twin = one.build(dense, widths, one.factor(dense, widths, ask), "cpu")
+    one.fill(dense, twin, Spread())
+    one.carry(dense, twin)
+    return dense, twin
+
+
+def test_there_is_a_case_for_every_kind() -> None:
+    assert [case.kind for case in CASES] == [one.name for one in KINDS]
+
+
+@EVERY
+@ASKS
+def test_the_twin_is_the_dense_layer_of_its_own_weights(case: Case, ask: Ask) -> None:
+    _, twin = _twin(case, ask)
+    x = case.draw(torch.float64)
+    back = twin.to_dense()  # type: ignore[operator]
+    assert_near(output(twin, x), output(back, x))
+    assert type(back) is kind(case).dense
+
+
+@EVERY
+@ASKS
+def test_the_error_is_that_of_the_weights(case: Case, ask: Ask) -> None:
+    dense, twin = _twin(case, ask)
+    one = kind(case)
+    error = one.fill(dense, twin, Spread())
+    back = twin.to_dense()  # type: ignore[operator]
+    pairs = [
+        (p, dict(back.named_parameters())[n])
+        for n, p in dense.named_parameters()
+        if n.startswith("weight")
+    ]
+    gap = sum(float((a - b).detach().square().sum()) for a, b in pairs)
+    size = sum(float(a.detach().square().sum()) for a, _ in pairs)
+    assert error == pytest.approx((gap / size) ** 0.5, rel=1e-6, abs=1e-9)
+    assert 0 < error < 1
+
+
+@EVERY
+def test_full_rank_reproduces_the_layer(case: Case) -> None:
+    dense, twin = _twin(case, Ask(rank=10**6))
+    x = case.draw(torch.float64)
+    assert_near(output(twin, x), output(dense, x))
+
+
+@EVERY
+@ASKS
+def test_predicted_parameters_are_the_counted_ones(case: Case, ask: Ask) -> None:
+    dense, twin = _twin(case, ask)
+    one = kind(case)
+    widths = one.widths(dense)
+    factors = one.factor(dense, widths, ask)
+    assert one.params(dense, widths) == sum(p.numel() for p in dense.parameters())
+    assert one.params(dense, widths, factors) == sum(p.numel() for p in twin.parameters())
+
+
+@EVERY
+@ASKS
+def test_predicted_multiply_adds_are_the_counted_ones(case: Case, ask: Ask) -> None:
+    dense = case.make()
+    one = kind(case)
+    widths = one.widths(dense)
+    factors = one.factor(dense, widths, ask)
+    twin = one.build(dense, widths, factors, "meta").eval()
+    x = case.draw(torch.float32)
+    with FlopCounterMode(display=False) as counter:
+        twin(x.to("meta"))
+    assert counter.get_total_flops() == 2 * one.macs(dense, widths, factors, [tuple(x.shape)])
+
+
+@EVERY
+def test_a_widened_twin_preserves_the_function(case: Case) -> None:
+    """Old inputs and outputs repeated, at full rank: the same numbers, repeated."""
+    one = kind(case)
+    dense = case.make().double()
+    inputs, outputs = one.widths(dense)
+    words = case.kind == "Embedding"
+    wide = (inputs if words else 2 * inputs, 3 * outputs)
+    spread = Spread(
+        None if words else interleave(inputs, 2 * inputs), interleave(outputs, 3 * outputs)
+    )
+    factors = one.factor(dense, wide, Ask(rank=10**6))
+    twin = one.build(dense, wide, factors, "cpu")
+    assert one.fill(dense, twin, spread) < 1e-9
+    x = case.draw(torch.float64)
+    axis = {"Conv1d": 1, "Conv2d": 1, "Conv3d": 1}.get(case.kind, -1)
+    wider = x if words else x.repeat_interleave(2, axis)
+    assert_near(output(twin, wider), output(dense, x).repeat_interleave(3, axis))
+
+
+@EVERY
+def test_fields_are_carried_and_nothing_is_shared(case: Case) -> None:
+    dense = case.make().eval()
+    for name, parameter in dense.named_parameters():
+        parameter.requires_grad_(name.startswith("bias"))
+    one = kind(case)
+    widths = one.widths(dense)
+    twin = one.build(dense, widths, one.factor(dense, widths, Ask(rank=2)), "cpu")
+    one.fill(dense, twin, Spread())
+    one.carry(dense, twin)
+    assert not twin.training
+    for name, parameter in twin.named_parameters():
+        assert parameter.requires_grad == name.startswith("bias"), name
+    storages = {p.untyped_storage().data_ptr() for p in dense.parameters()}
+    assert not storages & {p.untyped_storage().data_ptr() for p in twin.parameters()}
+
+
+@EVERY
+def test_every_constructor_field_is_accounted_for(case: Case) -> None:
+    signature = inspect.signature(type(case.make()).__init__)
+    fields = {n for n in signature.parameters if n not in ("self", "device", "dtype")}
+    fields -= {"args", "kwargs", "_weight", "_freeze"}
+    if case.kind == "LSTM":
+        fields = set(inspect.signature(nn.RNNBase.__init__).parameters) - {
+            "self", "mode", "device", "dtype",
+        }  # fmt: skip
+    assert set(kind(case).fields) == fields
+
+
+@EVERY
+def test_what_is_not_supported_is_refused_with_a_word(case: Case) -> None:
+    one = kind(case)
+    assert one.refuse(case.make()) is None
+    if case.unsupported is not None:
+        reason = one.refuse(case.unsupported())
+        assert reason is not None
+        assert case.word in reason
+
+
+@EVERY
+def test_subclasses_count_only_where_they_compute_the_same(case: Case) -> None:
+    dense: type[nn.Module] = kind(case).dense
+    same = type("Same", (dense,), {"note": 1})
+    other = type("Other", (dense,), {"forward": lambda self, x: x})
+    module = case.make()
+    for kind_type, expected in ((same, kind(case)), (other, None)):
+        module.__class__ = kind_type
+        assert kind_of(module) is expected
+    assert kind_of(_twin(case, Ask())[1]) is None
+
+
+@EVERY
+@pytest.mark.filterwarnings("ignore:.*weights are not part of single")
+def test_state_copies_export_and_compile(case: Case) -> None:
+    _, twin = _twin(case, Ask(rank=2), torch.float32)
+    twin.eval()
+    x = case.draw(torch.float32)
+    expected = output(twin, x)
+    assert torch.equal(output(copy.deepcopy(twin), x), expected)
+    buffer = io.BytesIO()
+    torch.save(twin.state_dict(), buffer)
+    buffer.seek(0)
+    _, other = _twin(case, Ask(rank=2), torch.float32)
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+    assert torch.equal(output(other.eval(), x), expected)
+    exported = torch.export.export(twin, (x,)).module()
+    assert_near(output(exported, x), expected)
+    torch._dynamo.reset()
+    compiled = torch.compile(twin, backend="eager", fullgraph=case.kind != "LSTM")
+    with torch.no_grad():
+        assert_near(output(compiled, x), expected)
+
+
+@EVERY
+def test_every_parameter_gets_a_gradient(case: Case) -> None:
+    _, twin = _twin(case, Ask(rank=2))
+    output(twin, case.draw(torch.float64)).square().sum().backward()
+    for name, parameter in twin.named_parameters():
+        assert parameter.grad is not None, name
+        assert float(parameter.grad.abs().max()) > 0, name
+
+
+@EVERY
+def test_explicit_pairs_that_do_not_fit_are_an_error(case: Case) -> None:
+    from bp_convert.errors import PlanError
+    from bp_convert.values.settings import Pairs
+
+    dense = case.make()
+    one = kind(case)
+    with pytest.raises(PlanError, match=r"pairs"):
+        one.factor(dense, one.widths(dense), Ask(Pairs(out=(7, 7), inp=(1, 1))))
+
+
+@EVERY
+def test_explicit_pairs_are_taken(case: Case) -> None:
+    from bp_convert.values.settings import Pairs
+
+    dense = case.make()
+    one = kind(case)
+    inputs, outputs = one.widths(dense)
+    size = prod(getattr(dense, "kernel_size", (1,)))
+    factors = one.factor(dense, (inputs, outputs), Ask(Pairs(out=(1, outputs), inp=(1, inputs * size))))
+    assert next(iter(factors.values())).out == (1, outputs)
