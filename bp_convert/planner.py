@@ -324,7 +324,7 @@ class _Planning:
             for name, module in self.model.named_modules()
             if isinstance(module, nn.TransformerEncoderLayer)
             and (flag := int(module.activation_relu_or_gelu)) != 0
-            and any(f"{name}.{part}" in replaced for part in ("linear1", "linear2"))
+            and any(f"{name}.{part}".lstrip(".") in replaced for part in ("linear1", "linear2"))
         )
 
 
