@@ -19,19 +19,20 @@ from bp_convert.errors import CheckpointError, PlanError, VerificationError
 from bp_convert.files import (
     Loaded,
     arch_factory,
-    check_output,
     fill,
+    is_converted,
     load_model,
     read_converted,
     save_converted,
     write_text,
 )
+from bp_convert.files import check_output as _check_output
 from bp_convert.files import save_dense as _save_dense
 from bp_convert.graph.channel_map import ChannelMaps, measure_maps
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import make_inputs
 from bp_convert.layers import TWINS
-from bp_convert.planner import make_plan
+from bp_convert.planner import make_plan, recount
 from bp_convert.render.summary import verdict
 from bp_convert.surgery import Converted, apply_plan
 from bp_convert.values.plan import Plan
@@ -67,6 +68,34 @@ def open_model(
     return load_model(path, arch=arch, trust=trust, allow_missing=allow_missing)
 
 
+def check_output(path: str | Path, force: bool = False) -> None:
+    """Refuse a file that could not be written, before any work is done.
+
+    Raises:
+        CheckpointError: it exists, or its folder does not or cannot be written to.
+    """
+    _check_output(Path(path), force=force)
+
+
+def moved(model: nn.Module, device: str | None) -> nn.Module:
+    """Return the model on ``device``.
+
+    Raises:
+        PlanError: there is no such device.
+    """
+    if device is None:
+        return model
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError) as problem:
+        raise PlanError(
+            where=f"device {device}",
+            found=str(problem).strip().splitlines()[0],
+            allowed="cpu, or a device that torch sees here",
+            fix="leave --device out, or install a torch build for this device",
+        ) from None
+
+
 def plan(
     model: nn.Module,
     settings: Settings | None = None,
@@ -95,7 +124,7 @@ def apply(model: nn.Module, plan: Plan, *, progress: Progress | None = None) -> 
     Raises:
         PlanError: the plan was made for another model, or edited into something impossible.
     """
-    return _apply(model, plan, progress).model
+    return _apply(model, recount(model, plan), progress).model
 
 
 def convert(
@@ -135,6 +164,8 @@ def convert(
     before = fingerprint_of_data(model)
     if plan is None:
         plan = make_plan(model, _settings(settings, inputs, asked), progress=progress)
+    else:
+        plan = recount(model, plan)
     done = _apply(model, plan, progress)
     _check_counts(done.model, plan)
     checked = _verified(model, plan, done, before, progress)
@@ -291,6 +322,11 @@ def save_dense(model: nn.Module, path: str | Path, *, force: bool = False) -> Pa
     return _save_dense(Path(path), model, force=force)
 
 
+def plan_in(path: str | Path) -> Plan:
+    """Return the plan that stands in a converted file, without its weights' classes."""
+    return read_plan_text(read_converted(Path(path)).plan_json, str(path))
+
+
 def read_plan(path: str | Path) -> Plan:
     """Read a plan that was written with ``write_plan`` or ``--plan-out``, edited or not.
 
@@ -336,6 +372,27 @@ def write_plan(plan: Plan, path: str | Path, force: bool = False) -> Path:
     """
     text = json.dumps(plan.model_dump(mode="json", by_alias=True), indent=1)
     return write_text(Path(path), text + "\n", force=force)
+
+
+__all__ = [
+    "Loaded",
+    "apply",
+    "check_output",
+    "convert",
+    "inspect",
+    "is_converted",
+    "load",
+    "moved",
+    "open_model",
+    "plan",
+    "plan_in",
+    "read_plan",
+    "report_of",
+    "save",
+    "save_dense",
+    "to_dense",
+    "write_plan",
+]
 
 
 def _settings(

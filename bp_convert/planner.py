@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from bp_convert.errors import PlanError, TraceError
+from bp_convert.errors import PlanError, TraceError, VerificationError
 from bp_convert.graph.clone import clone_to_meta
 from bp_convert.graph.example import make_inputs
 from bp_convert.graph.inputs import infer_input
@@ -328,30 +328,79 @@ class _Planning:
         )
 
 
-def with_counts(model: nn.Module, plan: Plan, macs_before: int | None) -> Plan:
-    """Return ``plan`` with totals counted on the converted model, made without any data."""
+def with_counts(
+    model: nn.Module, plan: Plan, macs_before: int | None, *, edited: bool = False
+) -> Plan:
+    """Return ``plan`` with totals counted on the converted model, made without any data.
+
+    Args:
+        macs_before: multiply-adds of the source; None where they cannot be counted.
+        edited: take the numbers of replaced layers from the count as well; else they are
+            predictions, which the count must confirm.
+
+    Raises:
+        VerificationError: a prediction differs from the count.
+    """
     ghost = apply_plan(clone_to_meta(model), plan, structure_only=True).model
     macs = None
-    counted: dict[str, int] = {}
+    counted: dict[str, int] | None = None
     if macs_before is not None:
         args, kwargs = make_inputs(ghost, plan.inputs, batch=1)
         seen = observe(ghost, _watched(ghost, plan), args, kwargs)
         macs = Totals(before=macs_before, after=seen.total_macs)
         counted = seen.macs
-    layers = tuple(
-        layer
-        if layer.action == "replaced"
-        else _settled(layer, ghost.get_submodule(layer.name), counted.get(layer.name, 0))
-        for layer in plan.layers
-    )
+    layers = []
+    for layer in plan.layers:
+        module = ghost.get_submodule(layer.name)
+        found = None if counted is None else counted.get(layer.name, 0)
+        if layer.action != "replaced":
+            layers.append(_settled(layer, module, found or 0))
+        elif edited:
+            layers.append(_recounted(layer, module, found))
+        else:
+            _confirm(layer, module, found)
+            layers.append(layer)
     return plan.model_copy(
         update={
-            "layers": layers,
+            "layers": tuple(layers),
             "params": Totals(before=plan.params.before, after=count_params(ghost).after),
             "bytes": Totals(before=plan.bytes.before, after=count_bytes(ghost).after),
             "macs": macs,
         }
     )
+
+
+def recount(model: nn.Module, plan: Plan) -> Plan:
+    """Return a plan that a person may have edited with its numbers derived anew.
+
+    Raises:
+        PlanError: the plan does not fit the model, or was edited into something impossible.
+    """
+    return with_counts(
+        model, plan, None if plan.macs is None else plan.macs.before, edited=True
+    )
+
+
+def _recounted(layer: LayerPlan, module: nn.Module, macs: int | None) -> LayerPlan:
+    params = sum(p.numel() for p in module.parameters())
+    return layer.model_copy(
+        update={"params": (layer.params[0], params), "macs": (layer.macs[0], macs or 0)}
+    )
+
+
+def _confirm(layer: LayerPlan, module: nn.Module, macs: int | None) -> None:
+    params = sum(p.numel() for p in module.parameters())
+    for what, told, found in (
+        ("parameters", layer.params[1], params),
+        ("multiply-adds", layer.macs[1], macs),
+    ):
+        if found is not None and told != found:
+            raise VerificationError(
+                where=f"{layer.name} ({layer.kind})",
+                found=f"{found} {what} counted",
+                allowed=f"{told}, as predicted",
+                fix="this is a fault of bp-convert: please report the layer; meanwhile --exclude it",
+            )
 
 
 def _settled(layer: LayerPlan, module: nn.Module, macs: int) -> LayerPlan:
@@ -398,4 +447,4 @@ def _sum_of(site: Site, counts: dict[str, int]) -> int:
     return sum(counts.get(name, 0) for name in site.names)
 
 
-__all__ = ["count_bytes", "count_params", "make_plan", "with_counts"]
+__all__ = ["count_bytes", "count_params", "make_plan", "recount"]

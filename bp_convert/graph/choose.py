@@ -45,7 +45,9 @@ class Choice:
         self.values: dict[sympy.Symbol, int] = dict(sizes)
         self._parent: dict[sympy.Symbol, sympy.Symbol] = {}
         self._solved: dict[sympy.Symbol, int] = {}
-        self.roots = {name: system.resolve(wish.width).free_symbols for name, wish in wishes.items()}
+        self.roots = {
+            name: system.resolve(wish.width).free_symbols for name, wish in wishes.items()
+        }
         for roots in self.roots.values():
             self._join(roots)
         # Symbols of the rest are resolved once; their numbers change, their form does not.
@@ -105,23 +107,21 @@ class Choice:
             for root in self.roots[name]:
                 group = self._find(root)
                 squared[group] = squared.get(group, True) and wish.squared
-        self._factors = {g: self.alpha**2 if all_of else self.alpha for g, all_of in squared.items()}
-        for symbol, size in self.before.items():
-            if symbol in self._parent and symbol not in self.frozen:
-                self.values[symbol] = max(1, floor(size * self._factor(symbol) + 0.5))
-            else:
-                self.values[symbol] = self._solved.get(symbol, size)
+        self._factors = {
+            g: self.alpha**2 if all_of else self.alpha for g, all_of in squared.items()
+        }
+        self.values = {**self.before, **self._solved}
+        for symbol in self._parent:
+            if symbol not in self.frozen:
+                size = floor(self.before[symbol] * self._factor(symbol) + 0.5)
+                self.values[symbol] = max(1, size)
 
     def _repair(self, broken: Equality, *, last: bool) -> None:
         symbols = broken.left.free_symbols | broken.right.free_symbols
         ours = [s for s in symbols if s in self._parent and s not in self.frozen]
         loose = [s for s in symbols if s not in self._parent and s not in self.frozen]
-        if not last:
-            for symbol in sorted(loose, key=lambda s: s.name):
-                found = self._solve(broken, symbol)
-                if found is not None and found != self._solved.get(symbol):
-                    self._solved[symbol] = found
-                    return
+        if not last and loose and self._follow(broken, loose):
+            return
         bound = any(s in self.frozen for s in symbols)
         if len({self._find(s) for s in ours}) > 1 and not bound and not last:
             factors = {self._factor(s) for s in ours}
@@ -135,24 +135,33 @@ class Choice:
             self.freeze(loose, f"a size is tied to it by {broken.origin}")
         self._solved.clear()
 
+    def _follow(self, broken: Equality, loose: list[sympy.Symbol]) -> bool:
+        """Let symbols that belong to no group follow, so that an equality holds."""
+        fresh = [s for s in loose if s not in self._solved]
+        factors = dict.fromkeys([self.alpha, self.alpha**2])
+        tries = [[s] for s in sorted(fresh, key=lambda s: s.name)]
+        for symbols in [*tries, fresh]:
+            for factor in factors:
+                sizes = {s: floor(self.before[s] * factor + 0.5) for s in symbols}
+                if sizes and holds(broken, {**self.values, **sizes}):
+                    self._solved.update(sizes)
+                    return True
+        for symbol in sorted(loose, key=lambda s: (s in self._solved, s.name)):
+            size = self._solve(broken, symbol)
+            if size is not None and size != self._solved.get(symbol):
+                self._solved[symbol] = size
+                return True
+        return False
+
     def _solve(self, broken: Equality, symbol: sympy.Symbol) -> int | None:
-        """Find the size of one symbol that satisfies an equality: its own size scaled first."""
-        for factor in dict.fromkeys([self.alpha, self.alpha**2, *self._factors.values(), 1.0]):
-            size = floor(self.before[symbol] * factor + 0.5)
-            if holds(broken, {**self.values, symbol: size}):
-                return size
-        known = {
-            s: sympy.Integer(v)
-            for s, v in self.values.items()
-            if s is not symbol and s in (broken.left.free_symbols | broken.right.free_symbols)
-        }
+        """Find the size of one symbol that satisfies a polynomial equality."""
+        symbols = broken.left.free_symbols | broken.right.free_symbols
+        known = {s: sympy.Integer(self.values[s]) for s in symbols if s is not symbol}
         zero = sympy.expand((broken.left - broken.right).xreplace(known))
         if not zero.is_polynomial(symbol):
             return None
-        for root in sympy.roots(zero, symbol):
-            if root.is_Integer and root > 0:
-                return int(root)
-        return None
+        whole = [r for r in sympy.roots(zero, symbol) if r.is_Integer and r > 0]
+        return int(whole[0]) if whole else None
 
     def _find(self, root: sympy.Symbol) -> sympy.Symbol:
         while self._parent[root] is not root:
@@ -169,4 +178,3 @@ class Choice:
         reason = next((self.frozen[m] for m in members if m in self.frozen), None)
         if reason is not None:
             self.freeze(members, reason)
-

@@ -230,7 +230,7 @@ def _cell(m: Any) -> Form:
 
     def sizes(own: Mapping[str, Dim], inp: Sequence[Dim]) -> Sizes:
         h = own["out"]
-        tensors = {"weight_ih": (g * h, inp[0]), "weight_hh": (g * h, h)}
+        tensors: dict[str, Shape] = {"weight_ih": (g * h, inp[0]), "weight_hh": (g * h, h)}
         tensors |= {"bias_ih": (g * h,), "bias_hh": (g * h,)}
         return Sizes(tensors, {"input_size": inp[0], "hidden_size": h}, h)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import sympy
 from torch import Tensor, nn
@@ -15,8 +15,11 @@ from bp_convert.graph.clone import all_tensors, clone
 from bp_convert.graph.forms import Attr, Form, Sizes, form_of
 from bp_convert.graph.phantom import PhantomMode, stub_recurrent
 from bp_convert.graph.symbols import Dim, Equality, Origin, SizeEnv, expr_of
+from bp_convert.graph.width_plan import Size
 
-_HEAD = re.compile(r"(^|_)(head_?(dim|size|width|channels)|dim_?(per_)?head|d_kv|d_head|key_dim)$")
+_HEAD = re.compile(
+    r"(^|_)(head_?(dim|size|width|channels)|dim_?(per_)?head|d_(kv|head)|(key|value|proj)_dim)$"
+)
 # Counts of things that are not channels, even where the number is the same by chance.
 _COUNT = re.compile(
     r"(kernel|patch|window|image|img|vocab|heads?$|n_head|layers|depth|stride|shift|max_|position"
@@ -42,12 +45,12 @@ class Held:
         """Yield the key, the model's tensor and the symbolic shape of each tensor."""
         for key, shape in self.sizes.tensors.items():
             owner, name = _owner(self.module, key)
-            tensor = owner._parameters.get(name)
-            tensor = owner._buffers.get(name) if tensor is None else tensor
+            parameter, buffer = owner._parameters.get(name), owner._buffers.get(name)
+            tensor = buffer if parameter is None else parameter
             if tensor is not None:
                 yield key, tensor, shape
 
-    def attributes(self) -> Iterator[tuple[str, Attr, Attr]]:
+    def attributes(self) -> Iterator[tuple[str, Size, Attr]]:
         """Yield the key, the model's value and the symbolic value of each attribute."""
         for key, value in self.sizes.attrs.items():
             owner, name = _owner(self.module, key)
@@ -58,18 +61,24 @@ class Ghost:
     """A model whose sizes are symbols of ``env``; the model itself is only read.
 
     Attributes:
+        source: the model.
         module: the copy to run.
         held: the modules that hold widths, by their first name.
         fixed: modules whose tensors keep their shape, with the reason.
         called: names of the modules that have been called.
+        made: what each module returned last.
+        given: symbols of widths that a module takes from the one before.
     """
 
     def __init__(self, model: nn.Module, env: SizeEnv, mode: PhantomMode) -> None:
+        self.source = model
         self.env = env
         self.mode = mode
         self.held: dict[str, Held] = {}
         self.fixed: dict[str, str] = {}
         self.called: set[str] = set()
+        self.made: dict[str, Any] = {}
+        self.given: set[sympy.Symbol] = set()
         self._shapes: dict[int, tuple[str, tuple[Dim, ...]]] = {}  # tensor -> its first name
         self._shared: set[str] = set()  # modules with a tensor that others hold as well
         self._compared: tuple[list[Equality], set[sympy.Symbol]] = ([], set())
@@ -105,6 +114,7 @@ class Ghost:
                     self.env.symbol(f"{name}.in" + (f"[{i}]" if i else ""), width)
                     for i, (_, width) in enumerate(form.inputs)
                 ]
+                self.given.update(s for one in held.inputs for s in expr_of(one).free_symbols)
                 held.sizes = form.sizes(held.own, held.inputs)
                 forward = type(module).forward
                 held.late = bool(form.inputs) and forward is form.base.forward
@@ -181,9 +191,11 @@ class Ghost:
         held.sizes = held.form.sizes(held.own, inputs)
         for key, tensor, shape in held.state():
             if any(a is not b for a, b in zip(shape, before[key], strict=True)):
-                is_buffer = key in held.ghost._buffers
-                store = held.ghost._buffers if is_buffer else held.ghost._parameters
-                store[key] = self.mode.like(tensor, shape)
+                made = self.mode.like(tensor, shape)
+                if key in held.ghost._buffers:
+                    held.ghost._buffers[key] = made
+                else:
+                    held.ghost._parameters[key] = cast(nn.Parameter, made)
         set_attributes(held.ghost, held.sizes.attrs)
 
     def uses(self, sizes: Iterable[Dim]) -> bool:
@@ -196,8 +208,9 @@ class Ghost:
             )
         return any(expr_of(size) in self._compared[1] for size in sizes)
 
-    def leave(self) -> None:
-        """Note that the innermost module has returned."""
+    def leave(self, name: str, output: Any) -> None:
+        """Note that the innermost module has returned, and what."""
+        self.made[name] = output
         if self.env.running:
             self.env.running.pop()
 
@@ -205,16 +218,16 @@ class Ghost:
 def watch(
     model: nn.Module,
     enter: Callable[[str, Tensor | None], None],
-    leave: Callable[[], None],
+    leave: Callable[[str, Any], None],
 ) -> None:
-    """Tell of every call of a module of ``model``: its name and first tensor, and its return."""
+    """Tell of every call of a module: its name with its first tensor, and with its output."""
     for name, module in model.named_modules():
 
         def before(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
             enter(name, first_tensor(args, kwargs))
 
         module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
-        module.register_forward_hook(lambda *_: leave())
+        module.register_forward_hook(lambda m, a, output, name=name: leave(name, output))
 
 
 def first_tensor(args: Any, kwargs: Any) -> Tensor | None:
@@ -238,8 +251,8 @@ def _owner(module: nn.Module, key: str) -> tuple[nn.Module, str]:
     return module.get_submodule(path), name
 
 
-def _plain(value: Any) -> Attr:
-    return tuple(value) if isinstance(value, list | tuple) else value
+def _plain(value: Any) -> Size:
+    return tuple(value) if isinstance(value, list | tuple) else int(value)
 
 
 def _untouchable(module: nn.Module) -> str | None:

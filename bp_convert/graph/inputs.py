@@ -10,7 +10,7 @@ from torch import nn
 
 from bp_convert.errors import PlanError
 from bp_convert.graph.example import make_inputs
-from bp_convert.graph.verify import Failure, Trial
+from bp_convert.graph.verify import ForwardError, Trial
 from bp_convert.values.tensors import TensorSpec
 
 Guess = tuple[tuple[TensorSpec, ...], str]
@@ -42,7 +42,7 @@ def infer_input(model: nn.Module) -> Guess | None:
         args, kwargs = make_inputs(model, specs, batch=2)
         try:
             trial.run(args, kwargs, training=False)
-        except Failure:
+        except ForwardError:
             continue
         return specs, f"input {' and '.join(str(spec) for spec in specs)}: {words}"
     return None
@@ -97,7 +97,9 @@ def _from_first_layer(model: nn.Module) -> Iterator[tuple[TensorSpec, str]]:
         yield from _images(name, first)
 
 
-def _images(name: str, first: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> Iterator[tuple[TensorSpec, str]]:
+def _images(
+    name: str, first: nn.Conv1d | nn.Conv2d | nn.Conv3d
+) -> Iterator[tuple[TensorSpec, str]]:
     axes, channels = len(first.kernel_size), first.in_channels
     sizes = _SIZES[axes]
     if axes == 2 and channels == 1:

@@ -21,11 +21,19 @@ from bp_convert.graph.observe import Args, Kwargs, quiet_forward
 from bp_convert.graph.symbols import Dim, SizeEnv, sizes_as_floats
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+_ATEN = torch.ops.aten
+_PICKS = (
+    _ATEN.slice.Tensor,
+    _ATEN.select.int,
+    _ATEN.index_select.default,
+    _ATEN.index.Tensor,
+    _ATEN.gather.default,
+)
 _LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 _MAKES_INTEGERS = 1 << 20  # numbers; larger ones are not worth making for real
 
 
-class PhantomMode(FakeTensorMode):
+class PhantomMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Fake tensors, but integers stay real: ids, lengths, masks and what is computed from them.
 
     Models branch on such numbers and loop over them; weights and activations they only multiply.
@@ -33,14 +41,16 @@ class PhantomMode(FakeTensorMode):
 
     def __init__(self, env: SizeEnv | None = None) -> None:
         super().__init__(allow_non_fake_inputs=True, shape_env=env)
-        self.cache_enabled = env is None
+        self.env = env
+        self.cache_enabled = env is None  # with symbols, keys cost more than they save
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if _is_real(func, pytree.arg_tree_leaves(*args, **kwargs)):
             return func(*args, **kwargs)
+        if self.env is not None and func in _PICKS:
+            for axis in _picked(func, *args):
+                self.env.pin(args[0].shape[axis])
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def empty(self, shape: tuple[Dim, ...], dtype: torch.dtype) -> Tensor:
@@ -61,6 +71,22 @@ class PhantomMode(FakeTensorMode):
         return made
 
 
+def _picked(func: Any, given: Tensor, *how: Any) -> list[int]:
+    """Return the axes along which an operation picks by plain numbers.
+
+    No size has to match such numbers, but other channels than meant would be picked at another.
+    """
+    if func is _ATEN.index.Tensor:
+        return [axis for axis, index in enumerate(how[0]) if index is not None]
+    axis = how[0] if how else 0
+    if func is not _ATEN.slice.Tensor:
+        return [axis]
+    size = given.shape[axis]
+    plain = [n for n in how[1:3] if type(n) is int and n != 0]
+    whole = [n for n in plain if n >= int(size.node.hint if hasattr(size, "node") else size)]
+    return [] if plain == whole else [axis]
+
+
 def _is_parameter(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter)
 
@@ -73,7 +99,9 @@ def _is_real(func: Any, leaves: list[Any]) -> bool:
             not isinstance(t, FakeTensor) and t.dtype in _INTEGERS and t.device.type == "cpu"
             for t in tensors
         ) and not any(isinstance(leaf, torch.SymInt | torch.SymFloat) for leaf in leaves)
-    if func.namespace != "aten" or not any(r.type.kind() == "TensorType" for r in func._schema.returns):
+    if func.namespace != "aten" or not any(
+        r.type.kind() == "TensorType" for r in func._schema.returns
+    ):
         return False
     numbers = [leaf for leaf in leaves if isinstance(leaf, int | float)]
     if any(isinstance(leaf, torch.SymInt | torch.SymFloat) for leaf in leaves):
@@ -94,9 +122,7 @@ def _is_real(func: Any, leaves: list[Any]) -> bool:
 class _Packing(TorchFunctionMode):
     """Pack and unpack sequences by shape; torch's own way needs plain sizes."""
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if name == "_pack_padded_sequence" and isinstance(args[0], FakeTensor):
             return _pack(*args)
@@ -203,9 +229,7 @@ def undisturbed() -> Iterator[None]:
                 logger.disabled = False
 
 
-def call(
-    ghost: nn.Module, mode: PhantomMode, args: Args, kwargs: Kwargs, *, training: bool
-) -> Any:
+def call(ghost: nn.Module, mode: PhantomMode, args: Args, kwargs: Kwargs, *, training: bool) -> Any:
     """Call a model whose tensors were made by ``mode``."""
     ghost.train(training)
     args, kwargs = mode.inputs(args, kwargs)

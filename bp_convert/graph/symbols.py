@@ -5,9 +5,11 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import sympy
@@ -21,12 +23,11 @@ from bp_convert.graph.nodes import size
 
 Dim = int | torch.SymInt
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_SYMPY = os.path.dirname(sympy.__file__) + os.sep
-_HERE = os.path.dirname(__file__) + os.sep
-_FUNCTIONAL = os.path.join(_TORCH, "nn", "functional.py")
-_LAYERS = os.path.join(_TORCH, "nn", "modules") + os.sep
-_CALL = os.path.join(_LAYERS, "module.py")
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+_SYMPY = f"{Path(sympy.__file__).parent}{os.sep}"
+_HERE = f"{Path(__file__).parent}{os.sep}"
+_LAYERS = f"{_TORCH}nn{os.sep}modules{os.sep}"
+_CALL = f"{_LAYERS}module.py"
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,11 @@ class Origin:
         if self.note:
             return self.note
         inside = f"in {self.module}" if self.module else "in the model's forward"
-        if not self.file:
-            return inside
-        code = linecache.getline(self.file, self.line).strip()
+        code = linecache.getline(self.file, self.line).strip() if self.file else ""
         if not code or self.file.startswith(_LAYERS):
-            return inside
+            return f"the layer {self.module}" if self.module else "the model's forward"
         shown = code if len(code) <= 72 else code[:69] + "..."
-        return f"`{shown}` at {os.path.basename(self.file)}:{self.line} {inside}"
+        return f"`{shown}` at {Path(self.file).name}:{self.line} {inside}"
 
 
 @dataclass(frozen=True)
@@ -69,9 +68,7 @@ class SizeEnv(ShapeEnv):
     """
 
     def __init__(self) -> None:
-        super().__init__(
-            duck_shape=False, specialize_zero_one=True, assume_static_by_default=False
-        )
+        super().__init__(duck_shape=False, specialize_zero_one=True, assume_static_by_default=False)
         self.equalities: list[Equality] = []
         self.values: dict[sympy.Symbol, int] = {}
         self.names: dict[sympy.Symbol, str] = {}
@@ -94,7 +91,7 @@ class SizeEnv(ShapeEnv):
         expr = expr_of(one)
         return int(expr.xreplace({s: sympy.Integer(self.values[s]) for s in expr.free_symbols}))
 
-    def evaluate_expr(  # type: ignore[override]
+    def evaluate_expr(
         self,
         orig_expr: sympy.Basic,
         hint: Any = None,
@@ -118,6 +115,12 @@ class SizeEnv(ShapeEnv):
         self._note(orig_expr, answer)
         return answer
 
+    def pin(self, one: Dim) -> None:
+        """Note that a size must stay as it is, for what is being run now."""
+        if isinstance(one, torch.SymInt):
+            origin = self.origin()
+            self.equalities.append(Equality(expr_of(one), sympy.Integer(self.value(one)), origin))
+
     def _note(self, expr: sympy.Basic, answer: sympy.Basic) -> None:
         if answer is sympy.true:
             for one in expr.args if isinstance(expr, sympy.And) else (expr,):
@@ -130,7 +133,9 @@ class SizeEnv(ShapeEnv):
             # A plain number was asked for; numbers with a point are scales, not sizes.
             self.equalities.append(Equality(expr, answer, self.origin()))
 
-    def _maybe_evaluate_static(self, expr: sympy.Basic, **kwargs: Any) -> sympy.Basic | None:
+    def _maybe_evaluate_static(  # type: ignore[override]
+        self, expr: sympy.Basic, **kwargs: Any
+    ) -> sympy.Basic | None:
         if isinstance(expr, BooleanAtom) or expr.is_number:
             return expr
         if expr.free_symbols <= self.values.keys():
@@ -140,19 +145,31 @@ class SizeEnv(ShapeEnv):
 
     def origin(self) -> Origin:
         """Return the innermost line of the model's own code that is running now."""
-        frame = sys._getframe(1)
-        layer: tuple[str, int] | None = None
         running = self.running[-1] if self.running else ""
-        while frame is not None:
-            file = frame.f_code.co_filename
-            if file.startswith(_LAYERS) and file != _CALL:
-                layer = layer or (file, frame.f_lineno)
-            elif file == _CALL and layer is not None:
-                return Origin(running, *layer)
-            elif not (file.startswith((_TORCH, _SYMPY, _HERE, "<"))):
-                return Origin(running, file, frame.f_lineno)
-            frame = frame.f_back  # type: ignore[assignment]
-        return Origin(running, *(layer or ("", 0)))
+        return origin_of(_outwards(sys._getframe(1)), running)
+
+
+def origin_of(frames: Iterable[tuple[str, int]], module: str) -> Origin:
+    """Find the model's own line among (file, line) frames, innermost first.
+
+    Inside a layer of torch the layer itself is the place, so that the line which calls it, in
+    whatever container, is not blamed.
+    """
+    layer: tuple[str, int] | None = None
+    for file, line in frames:
+        if file.startswith(_LAYERS) and file != _CALL:
+            layer = layer or (file, line)
+        elif file == _CALL and layer is not None:
+            return Origin(module, *layer)
+        elif not file.startswith((_TORCH, _SYMPY, _HERE, "<")):
+            return Origin(module, file, line)
+    return Origin(module, *(layer or ("", 0)))
+
+
+def _outwards(frame: FrameType | None) -> Iterator[tuple[str, int]]:
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
 
 
 def expr_of(one: Dim | sympy.Expr) -> sympy.Expr:
@@ -168,13 +185,12 @@ def sizes_as_floats() -> Iterator[None]:
 
     A scale such as 1/sqrt(width) does not bind the width, and is computed anew at the new size.
     """
-    missing = object()
-    before = torch.SymInt.__dict__.get("__float__", missing)
-    torch.SymInt.__float__ = lambda self: float(self.node.hint)  # type: ignore[method-assign,assignment]
+    before = vars(torch.SymInt).get("__float__")
+    torch.SymInt.__float__ = lambda self: float(self.node.hint)  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        if before is missing:
-            del torch.SymInt.__float__
+        if before is None:
+            del torch.SymInt.__float__  # type: ignore[attr-defined]
         else:
-            torch.SymInt.__float__ = before  # type: ignore[method-assign,assignment]
+            torch.SymInt.__float__ = before  # type: ignore[attr-defined]

@@ -30,11 +30,19 @@ class System:
 
     Args:
         equalities: in the order in which the forward met them.
-        keep: symbols that stay free rather than others, in the order of preference.
+        chosen: widths that are somebody's to choose; they stay free rather than others, and never
+            follow a sum.
+        given: widths that the layer before gives; they are the first to be replaced.
     """
 
-    def __init__(self, equalities: Sequence[Equality], keep: Sequence[sympy.Symbol] = ()) -> None:
-        self._rank = {symbol: index for index, symbol in enumerate(keep)}
+    def __init__(
+        self,
+        equalities: Sequence[Equality],
+        chosen: Sequence[sympy.Symbol] = (),
+        given: Iterable[sympy.Symbol] = (),
+    ) -> None:
+        self._chosen = {symbol: index for index, symbol in enumerate(chosen)}
+        self._given = frozenset(given)
         self.replaced: dict[sympy.Symbol, Replaced] = {}
         self.rest: list[Equality] = []
         waiting = list(equalities)
@@ -96,11 +104,12 @@ class System:
         self.replaced[symbol] = Replaced(expr, equality, len(self.replaced))
         return True
 
-    def _order(self, symbol: sympy.Symbol) -> tuple[int, str]:
-        return self._rank.get(symbol, len(self._rank)), symbol.name
+    def _order(self, symbol: sympy.Symbol) -> tuple[bool, int, str]:
+        place = self._chosen.get(symbol, len(self._chosen))
+        return symbol in self._given, place, symbol.name
 
     def _solve(self, zero: sympy.Expr) -> tuple[sympy.Symbol | None, sympy.Expr] | None:
-        """Solve ``zero == 0`` for one symbol in positive whole terms of the others.
+        """Solve ``zero == 0`` for one symbol in whole multiples of the others.
 
         Returns (None, ...) where it holds anyway, None where it cannot be solved so.
         """
@@ -119,10 +128,8 @@ class System:
             if any(c % factor for c in rest.values()):
                 continue
             rest = {t: c // factor for t, c in rest.items()}
-            if any(c < 0 for c in rest.values()):
+            if symbol not in self._given and (len(rest) > 1 or any(c < 0 for c in rest.values())):
                 continue
-            if symbol in self._rank and len(rest) > 1:
-                continue  # a width that is chosen must not follow a sum of others
             return symbol, sympy.Add(*(c * t for t, c in rest.items()))
         return None
 

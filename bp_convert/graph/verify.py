@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from bp_convert.errors import PlanError
 from bp_convert.graph.clone import all_tensors, clone
@@ -13,20 +16,23 @@ from bp_convert.graph.forms import Attr
 from bp_convert.graph.ghost import set_attributes, watch
 from bp_convert.graph.observe import Args, Kwargs
 from bp_convert.graph.phantom import PhantomMode, call, outputs_of, stub_recurrent
+from bp_convert.graph.symbols import origin_of
 
 Shapes = dict[str, tuple[int, ...]]
 
 
-@dataclass(frozen=True)
-class Failure(Exception):
-    """A forward that did not run: the module in which it stopped, and its message."""
+class ForwardError(Exception):
+    """A forward that did not run: the module in which it stopped, the line, and its message."""
 
-    module: str
-    message: str
+    def __init__(self, module: str, message: str, line: str = "") -> None:
+        super().__init__(module, message, line)
+        self.module = module
+        self.message = message
+        self.line = line
 
     def __str__(self) -> str:
-        place = f" in {self.module}" if self.module else ""
-        return f"the forward stops{place}: {self.message}"
+        place = self.line or (f"the layer {self.module}" if self.module else "the model's forward")
+        return f"it stops at {place}: {self.message}"
 
 
 class Trial:
@@ -65,27 +71,37 @@ class Trial:
         """Return the shapes of the outputs.
 
         Raises:
-            Failure: the forward raised.
+            ForwardError: the forward raised.
         """
         self._running.clear()
         try:
             output = call(self.module, self.mode, args, kwargs, training=training)
         except Exception as problem:
-            raise Failure(self._running[-1] if self._running else "", words(problem)) from problem
+            raise failure(problem, self._running) from problem
         return {where: tuple(t.shape) for where, t in outputs_of(output)}
 
     def _enter(self, name: str, _: Tensor | None) -> None:
         self._running.append(name)
         self.called.append(name)
 
-    def _leave(self) -> None:
+    def _leave(self, _: str, __: Any) -> None:
         if self._running:
             self._running.pop()
+
+
+def failure(problem: Exception, running: Sequence[str]) -> ForwardError:
+    """Say in which module and line a forward stopped, and why."""
+    module = running[-1] if running else ""
+    frames = traceback.extract_tb(problem.__traceback__)
+    inner = [(one.filename, one.lineno or 0) for one in reversed(frames)]
+    return ForwardError(module, words(problem), str(origin_of(inner, module)))
 
 
 def words(problem: Exception) -> str:
     """Return the first line of an exception's message, with its type."""
     if isinstance(problem, PlanError):
         return problem.found
+    if isinstance(problem, GuardOnDataDependentSymNode | DataDependentOutputException):
+        return "what it does next depends on numbers that it computes from weights or inputs"
     lines = str(problem).strip().splitlines()
     return f"{type(problem).__name__}: {lines[0][:160] if lines else 'no message'}"

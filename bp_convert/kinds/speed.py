@@ -21,7 +21,7 @@ from bp_convert.kinds.base import Factors, Widths
 from bp_convert.kinds.lstm import GATES, matrices
 from bp_convert.kron.contract import bilinear_macs, w2_first
 from bp_convert.kron.conv_layout import first_factor, layout_of, out_sizes
-from bp_convert.layers.lstm_paths import prefers_factored
+from bp_convert.layers.lstm_cost import prefers_factored
 from bp_convert.values.factors import FactorSpec
 
 Counts = dict[str, float]
@@ -199,8 +199,7 @@ def _lstm(
         "macs": steps * batch * (recurrent + inputs),
         "state": sides * steps * batch * hidden,
     }
-    load = factors["hh_l0"].params / hidden**2
-    if not prefers_factored(hidden, steps, batch, load):
+    if not prefers_factored(factors, steps, batch):
         return dense, dense  # runs as the dense layer on built weights
     cost = times * GATES * sum(bilinear_macs(factors[role]) for role in sizes)
     twin = {

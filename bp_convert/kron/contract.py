@@ -9,8 +9,11 @@ from bp_convert.values.factors import FactorSpec
 
 
 def w2_first(k1: int, k2: int, d1: int, d2: int) -> bool:
-    """Return whether contracting with w2 before w1 takes no more multiply-adds."""
-    return d1 * k2 * (d2 + k1) <= k1 * d2 * (d1 + k2)
+    """Return whether contracting with w2 before w1 takes fewer multiply-adds.
+
+    A tie goes to w1: both orders infer equally fast, but this one's gradients are cheaper.
+    """
+    return d1 * k2 * (d2 + k1) < k1 * d2 * (d1 + k2)
 
 
 def order_costs(spec: FactorSpec) -> tuple[int, int]:
@@ -28,28 +31,32 @@ def bilinear(x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
     """Apply ``sum_r kron(w1[r], w2[r]^T)`` to the last axis of ``x`` (paper, eq. 4).
 
     The R terms lie side by side, so that there are two products whatever R is, in the cheaper
-    order.
+    order. Only factors are ever laid out anew, and with one term not even they.
 
     Shape:
         x: (..., d1*d2); w1: (R, k1, d1); w2: (R, d2, k2); result: (..., k1*k2).
     """
     rank, k1, d1 = w1.shape
     _, d2, k2 = w2.shape
-    lead = x.shape[:-1]
     if w2_first(k1, k2, d1, d2):
-        right = w2.permute(1, 0, 2).reshape(d2, rank * k2)  # (d2, R*k2)
+        right = w2.transpose(0, 1).reshape(d2, rank * k2)  # (d2, R*k2)
         left = w1.permute(1, 2, 0).reshape(k1, d1 * rank)  # (k1, d1*R)
-        t = torch.matmul(x.reshape(-1, d2), right)  # (N*d1, R*k2)
-        if k2 == 1:
-            return torch.matmul(t.view(-1, d1 * rank), left.t()).view(*lead, k1)  # (..., k1)
-        t = t.view(-1, d1 * rank, k2)  # (N, d1*R, k2)
-        y = torch.matmul(left, t)  # (N, k1, k2)
+        t = x.reshape(-1, d2) @ right  # (N*d1, R*k2)
+        y = _on_each(left, t.view(-1, d1 * rank, k2))  # (N, k1, k2)
     else:
-        left = w1.permute(1, 0, 2).reshape(k1 * rank, d1)  # (k1*R, d1)
+        left = w1.transpose(0, 1).reshape(k1 * rank, d1)  # (k1*R, d1)
         right = w2.reshape(rank * d2, k2)  # (R*d2, k2)
-        if d2 == 1:
-            t = torch.matmul(x.reshape(-1, d1), left.t())  # (N, k1*R)
-        else:
-            t = torch.matmul(left, x.reshape(-1, d1, d2))  # (N, k1*R, d2)
-        y = torch.matmul(t.view(-1, rank * d2), right)  # (N*k1, k2)
-    return y.reshape(*lead, k1 * k2)
+        t = _on_each(left, x.reshape(-1, d1, d2))  # (N, k1*R, d2)
+        y = t.view(-1, rank * d2) @ right  # (N*k1, k2)
+    return y.reshape(*x.shape[:-1], k1 * k2)
+
+
+def _on_each(left: Tensor, rows: Tensor) -> Tensor:
+    """Multiply each matrix of a batch from the left: (a, b), (N, b, c) -> (N, a, c).
+
+    A batched product on an expanded factor runs up to twice as fast as a broadcast ``matmul``,
+    which folds the batch and copies it to do so wherever gradients are wanted.
+    """
+    if rows.shape[2] == 1:
+        return (rows.squeeze(2) @ left.t()).unsqueeze(2)
+    return torch.bmm(left.expand(rows.shape[0], -1, -1), rows)

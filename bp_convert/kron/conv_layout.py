@@ -92,14 +92,15 @@ def closest_conv_factors(
 def fast_conv_factors(
     channels: int, outputs: int, kernel: Sequence[int], rank: int
 ) -> FactorSpec:
-    """Return the cheapest layout within 10 % of the nearest-square pair's parameters."""
+    """Return the cheapest layout among those that give nothing up: at most a tenth more
+    parameters than the nearest-square pair, and terms that reach at least its matrix rank."""
     kernel = tuple(kernel)
     out = nearest_pair(outputs)
     square = FactorSpec(out=out, inp=nearest_pair(channels * prod(kernel)), rank=rank)
     within = [
         spec
         for spec in _every_spec(channels, divisor_pairs(outputs), kernel, rank)
-        if spec.params <= FAST_SLACK * square.params
+        if spec.params <= FAST_SLACK * square.params and spec.reach >= square.reach
     ]
     if within:
         return min(within, key=lambda spec: (layout_cost(spec, kernel), spec.params))

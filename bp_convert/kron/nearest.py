@@ -12,11 +12,11 @@ from bp_convert.errors import FactorError
 from bp_convert.values.factors import Pair
 
 # Up to this small side the Gram matrix is diagonalised whole, in float64.
-GRAM_SIDE = 1024
+GRAM_SIDE = 256
 OVERSAMPLE = 8
 MAX_STEPS = 12
-CANCELS = 1e-3  # share of the energy below which a difference of energies is not trusted
-SETTLED = 1e-3  # relative change of the captured energy at which iteration stops
+SETTLED = 2e-3  # gain of a step, relative to the squared error, at which iteration stops
+CHUNK = 1 << 22  # numbers of a matrix that are widened to float64, or compared, at a time
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ def nearest_kronecker_sum(
     The rearranged matrix's leading singular triplets give them; the squared error is the tail of
     its squared singular values. Small problems diagonalise the smaller Gram matrix, large ones
     iterate on a thin random block, with matrix products and thin factorisations only. At full
-    rank the result is exact. Deterministic; the global random state is not touched.
+    rank the result is exact. Deterministic; the global random state is not touched. Beside the
+    factors it needs one rearranged copy of the weight, in float32 or float64.
 
     Args:
         weight: (k1*k2, d1*d2), any floating dtype; computed in float32 at least.
@@ -92,73 +93,95 @@ def nearest_kronecker_sum(
         )
     table = rearrange(work, out, inp)  # (k1*d1, k2*d2)
     rank = min(rank, *table.shape)
-    left, right = _low_rank(table, rank)  # (k1*d1, R), (R, k2*d2)
-    rest = _distance(table, left, right, total)
+    left, right = _low_rank(table, rank, total**2)  # (k1*d1, R), (R, k2*d2)
+    left, right = left.to(weight.dtype), right.to(weight.dtype)
+    error = _distance(table, left, right) / total if total else 0.0
     w1 = left.t().reshape(rank, k1, d1)
     w2 = right.reshape(rank, k2, d2).transpose(1, 2)
-    return KroneckerFit(
-        w1.to(weight.dtype).contiguous(),
-        w2.to(weight.dtype).contiguous(),
-        rest / total if total else 0.0,
-    )
+    return KroneckerFit(w1.contiguous(), w2.contiguous(), error)
 
 
-def _distance(table: Tensor, left: Tensor, right: Tensor, total: float) -> float:
-    """Return the Frobenius distance; from the captured energy where nothing cancels."""
-    captured = float(((left.t() @ left).double() * (right @ right.t()).double()).sum())
-    rest = total**2 - captured
-    if rest > CANCELS * total**2:
-        return rest**0.5
-    gap = torch.addmm(table, left, right, alpha=-1)
-    return float(torch.linalg.vector_norm(gap, dtype=torch.float64))
+def _distance(table: Tensor, left: Tensor, right: Tensor) -> float:
+    """Return the Frobenius distance of a table from its factors, as they are stored.
+
+    Taken from the differences themselves: the difference of two energies would lose a small one.
+    """
+    right, squared = right.to(table.dtype), 0.0
+    rows = max(1, CHUNK // table.shape[1])
+    for part, factor in zip(table.split(rows), left.to(table.dtype).split(rows), strict=True):
+        gap = torch.addmm(part, factor, right, alpha=-1)
+        squared += float(torch.linalg.vector_norm(gap, dtype=torch.float64)) ** 2
+    return squared**0.5
 
 
-def _low_rank(table: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return thin factors (m, R), (R, n) of the best rank-R matrix, balanced between the two."""
+def _low_rank(table: Tensor, rank: int, energy: float) -> tuple[Tensor, Tensor]:
+    """Return thin factors (m, R), (R, n) of the best rank-R matrix, of equal norms term by term.
+
+    At full rank the terms are the rows themselves, against unit vectors. That needs no
+    decomposition and is exact to the last bit, as the scales are powers of two. It is also the
+    better place to train on from: a step then moves all directions of the weight alike, where
+    singular vectors hold back those of small singular values.
+    """
     rows, columns = table.shape
     if rows > columns:
-        left, right = _low_rank(table.t(), rank)
+        left, right = _low_rank(table.t(), rank, energy)
         return right.t(), left.t()
     if rank == rows:
-        basis = torch.eye(rows, dtype=table.dtype, device=table.device)
-    elif rows <= GRAM_SIDE or 4 * rank >= rows:
+        scale = torch.exp2(_scales(table).log2().round())  # (m,)
+        return torch.diag(scale), table / scale[:, None]
+    if rows <= GRAM_SIDE or 4 * rank >= rows:
         basis = _gram_basis(table, rank)
     else:
-        basis = _block_basis(table, rank)
+        basis = _block_basis(table, rank, energy)
     right = basis.t() @ table  # (R, n): the best partner of an orthonormal basis
-    scale = torch.linalg.vector_norm(right, dim=1).sqrt().clamp(min=torch.finfo(table.dtype).tiny)
+    scale = _scales(right)
     return basis * scale, right / scale[:, None]
+
+
+def _scales(rows: Tensor) -> Tensor:
+    """Return the roots of the rows' norms; 1 for a row of zeros, whose partner then can train."""
+    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return torch.where(norms > 0, norms, 1.0).sqrt().to(rows.dtype)
 
 
 def _gram_basis(table: Tensor, rank: int) -> Tensor:
     """Return the leading left singular vectors (m, R) from the Gram matrix, in float64."""
-    wide = table.double()
-    _, vectors = torch.linalg.eigh(wide @ wide.t())  # ascending
+    _, vectors = torch.linalg.eigh(_gram(table))  # ascending
     return vectors[:, -rank:].flip(1).to(table.dtype)
 
 
-def _block_basis(table: Tensor, rank: int) -> Tensor:
-    """Return leading left singular vectors (m, R) by subspace iteration on a thin block."""
+def _block_basis(table: Tensor, rank: int, energy: float) -> Tensor:
+    """Return leading left singular vectors (m, R) by subspace iteration on a thin block.
+
+    Stops once a step gains little against the squared error that is left, or less than rounding
+    shows (Halko, Martinsson and Tropp, 2011, algorithm 4.4, with a test of convergence).
+    """
     generator = torch.Generator().manual_seed(1993)
     size = min(table.shape[0], rank + max(OVERSAMPLE, rank // 2))
     start = torch.randn(table.shape[1], size, generator=generator, dtype=torch.float64)
     block = table @ start.to(table)  # (m, s)
-    energy = 0.0
+    before = 0.0
     for _ in range(MAX_STEPS):
         basis, _ = torch.linalg.qr(block)
         core = basis.t() @ table  # (s, n)
-        now = float(_top_energy(core, rank))
-        if now - energy <= SETTLED * now:
+        values, vectors = torch.linalg.eigh(_gram(core))  # ascending
+        captured = float(values[-rank:].sum())
+        rounding = torch.finfo(table.dtype).eps * energy
+        if captured - before <= max(SETTLED * (energy - captured), rounding):
             break
-        energy = now
-        block = table @ core.t()  # (m, s)
-    values, vectors = torch.linalg.eigh((core @ core.t()).double())
-    del values
+        before = captured
+        block = table @ (core.t() / (captured or 1.0) ** 0.5)  # (m, s), of the table's size
     return basis @ vectors[:, -rank:].flip(1).to(table.dtype)
 
 
-def _top_energy(core: Tensor, rank: int) -> Tensor:
-    return torch.linalg.eigvalsh((core @ core.t()).double())[-rank:].sum()
+def _gram(table: Tensor) -> Tensor:
+    """Return table @ table^T in float64 without a float64 copy of the whole table."""
+    rows = table.shape[0]
+    gram = torch.zeros(rows, rows, dtype=torch.float64, device=table.device)
+    for part in table.split(max(1, CHUNK // rows), dim=1):
+        wide = part.double()
+        gram.addmm_(wide, wide.t())
+    return gram
 
 
 def _check(weight: Tensor, out: Pair, inp: Pair, rank: int, name: str) -> None:

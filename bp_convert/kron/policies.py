@@ -40,10 +40,18 @@ def paper_factors(inputs: int, outputs: int, rank: int) -> FactorSpec:
 
 
 def fast_factors(inputs: int, outputs: int, rank: int) -> FactorSpec:
-    """Return the pairs of fewest multiply-adds within 10 % of the nearest-square parameters."""
-    limit = FAST_SLACK * paper_factors(inputs, outputs, rank).params
+    """Return the pairs of fewest multiply-adds among those that give nothing up.
+
+    They hold at most a tenth more parameters than the nearest-square pairs, and a term of theirs
+    reaches at least the same matrix rank.
+    """
+    square = paper_factors(inputs, outputs, rank)
     return min(
-        (spec for spec in every_factors(inputs, outputs, rank) if spec.params <= limit),
+        (
+            spec
+            for spec in every_factors(inputs, outputs, rank)
+            if spec.params <= FAST_SLACK * square.params and spec.reach >= square.reach
+        ),
         key=lambda spec: (bilinear_macs(spec), spec.params, spec.out, spec.inp),
     )
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bp_convert.errors import FactorError
 from bp_convert.kron.nearest import nearest_kronecker_sum
-from bp_convert.kron.pairs import nearest_pair
+from bp_convert.kron.policies import paper_factors
 from bp_convert.layers.checks import wrong_pair
 from bp_convert.layers.init import init_factors_
 from bp_convert.values.factors import FactorSpec
@@ -51,8 +51,7 @@ class BPEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         if factors is None:
-            out, inp = nearest_pair(embedding_dim), nearest_pair(num_embeddings)
-            factors = FactorSpec(out=out, inp=inp, rank=rank)
+            factors = paper_factors(num_embeddings, embedding_dim, rank)
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.padding_idx = _row(padding_idx, num_embeddings)
@@ -68,29 +67,21 @@ class BPEmbedding(nn.Module):
         init_factors_(self.w1, self.w2, self.factors.rank, 1.0)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Map indices (...) to rows (..., E).
+        """Map indices (...) to rows (..., E), of the factors' dtype under autocast too.
 
         Raises:
             IndexError: an index outside the vocabulary (on the CPU; a GPU reports it late).
         """
-        (e1, e2), (_, v2), terms = self.factors.out, self.factors.inp, self.factors.rank
+        v1, v2 = self.factors.inp
         rows = input.reshape(-1)  # (N,)
-        if self._padded_rows and rows.device.type == "cpu" and not torch.compiler.is_compiling():
-            _check_range(rows, self.num_embeddings)
-        high = torch.div(rows, v2, rounding_mode="floor")
-        left = _gather(self.w1, high)  # (N, R, e1)
-        right = _gather(self.w2, rows - high * v2)  # (N, R, e2)
-        if terms == 1:
-            y = (left.view(-1, e1, 1) * right.view(-1, 1, e2)).view(-1, e1 * e2)  # (N, E)
-        else:
-            y = torch.bmm(left.transpose(1, 2), right).view(-1, e1 * e2)  # (N, E)
+        if v1 * v2 != self.num_embeddings:  # send what would meet a spare row out of the table
+            rows = rows.masked_fill(rows >= self.num_embeddings, v1 * v2)
+        high = rows if v2 == 1 else torch.div(rows, v2, rounding_mode="floor")
+        low = rows if v1 == 1 else rows - high * v2
+        y = _sum_of_products(_gather(self.w1, high), _gather(self.w2, low))  # (N, E)
         if self.padding_idx is not None:
             y = y.masked_fill((rows == self.padding_idx)[:, None], 0)
-        return y.view(*input.shape, self.embedding_dim)
-
-    @property
-    def _padded_rows(self) -> bool:
-        return prod(self.factors.inp) != self.num_embeddings
+        return y.to(self.w1.dtype).view(*input.shape, self.embedding_dim)
 
     @classmethod
     def from_dense(
@@ -203,10 +194,27 @@ def unsupported(layer: nn.Embedding) -> str | None:
 
 
 def _gather(factor: Tensor, rows: Tensor) -> Tensor:
-    """Take rows (N,) of each term of (R, v, e): (N, R, e)."""
-    terms, v, e = factor.shape
-    flat = factor.transpose(0, 1).reshape(v, terms * e)  # (v, R*e); a view where R is 1
-    return F.embedding(rows, flat).view(-1, terms, e)
+    """Take rows (N,) of each term of (R, v, e): (N, R, e), or (1, R, e) where v is 1.
+
+    Only the rows that are asked for are read: a long factor is never laid out anew.
+    """
+    if factor.shape[1] > 1:
+        factor = factor.index_select(1, rows)  # (R, N, e)
+    return factor.transpose(0, 1)
+
+
+def _sum_of_products(left: Tensor, right: Tensor) -> Tensor:
+    """Sum the outer products of (N, R, e1) and (N, R, e2) over R: (N, e1*e2).
+
+    Either N may be 1, where all rows share that factor.
+    """
+    (n1, terms, e1), (n2, _, e2) = left.shape, right.shape
+    if terms == 1:
+        return (left.transpose(1, 2) * right).flatten(1)  # (N, e1, 1) * (N, 1, e2)
+    columns = left.transpose(1, 2)  # (N, e1, R)
+    if n2 == 1:  # one product for all rows, as in a low-rank table
+        return (columns.reshape(-1, terms) @ right[0]).view(n1, e1 * e2)
+    return torch.bmm(columns.expand(n2, -1, -1), right).flatten(1)
 
 
 def _checked(spec: FactorSpec, rows: int, columns: int) -> FactorSpec:
@@ -230,9 +238,3 @@ def _row(index: int | None, rows: int) -> int | None:
         allowed=f"a row of the {rows}",
         fix="give an index within the vocabulary",
     )
-
-
-def _check_range(rows: Tensor, size: int) -> None:
-    """Refuse what nn.Embedding refuses, where spare rows would hide it."""
-    if rows.numel() and not rows.is_meta and bool(((rows < 0) | (rows >= size)).any()):
-        raise IndexError(f"index out of range: the vocabulary has {size} rows")

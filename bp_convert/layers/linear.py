@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bp_convert.kron.contract import bilinear
 from bp_convert.kron.nearest import nearest_kronecker_sum, reconstruct
-from bp_convert.kron.pairs import nearest_pair
+from bp_convert.kron.policies import paper_factors
 from bp_convert.layers.checks import checked
 from bp_convert.layers.init import init_factors_
 from bp_convert.values.factors import FactorSpec
@@ -50,8 +50,7 @@ class BPLinear(nn.Module):
     ) -> None:
         super().__init__()
         if factors is None:
-            out, inp = nearest_pair(out_features), nearest_pair(in_features)
-            factors = FactorSpec(out=out, inp=inp, rank=rank)
+            factors = paper_factors(in_features, out_features, rank)
         self.in_features = in_features
         self.out_features = out_features
         self.factors = checked("BPLinear", factors, inputs=in_features, outputs=out_features)

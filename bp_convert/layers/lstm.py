@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from itertools import chain
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from bp_convert.errors import FactorError
-from bp_convert.kron.nearest import nearest_kronecker_sum, reconstruct
-from bp_convert.kron.pairs import nearest_pair
-from bp_convert.layers.checks import checked
+from bp_convert.kron.nearest import nearest_kronecker_sum
 from bp_convert.layers.init import init_factors_
-from bp_convert.layers.lstm_paths import (
-    GATES,
-    Direction,
-    factored_macs,
-    fused,
-    fused_macs,
-    loop,
-    prefers_factored,
-)
+from bp_convert.layers.lstm_checks import check_fields, check_input, check_state, lstm_factors
+from bp_convert.layers.lstm_cost import lstm_macs, prefers_factored
+from bp_convert.layers.lstm_paths import GATES, Direction, built, fused, loop, one_chunk
 from bp_convert.values.factors import FactorSpec
 
 State = tuple[Tensor, Tensor]
@@ -33,9 +24,10 @@ class BPLSTM(nn.Module):
     """An ``nn.LSTM`` with bilinear gates (paper, section III-F).
 
     Each of the four gates has its own factors for the input and for the hidden state, and one
-    bias. There are two ways to run it and a rule that picks: step by step on the factors, with
-    the input products of all steps done at once; or, where the hidden size is small and the steps
-    are many, torch's fused LSTM on weights built from the factors.
+    bias. There are two ways to run it and a rule that picks (``lstm_cost.prefers_factored``):
+    step by step on the factors, with the input products of all steps done at once; or, where the
+    hidden size is small or the terms are many, torch's fused LSTM on weights built from the
+    factors. On CUDA devices it is always the latter.
 
     Args: as ``nn.LSTM``, and
         factors: one FactorSpec per matrix, by role: ``ih_l0``, ``hh_l0``, ``ih_l1``, ... (both
@@ -48,7 +40,7 @@ class BPLSTM(nn.Module):
         w2_hh (4, R, h2', h2), bias (4H).
 
     Raises:
-        FactorError: proj_size, or pairs that do not fit.
+        FactorError: proj_size, fields that cannot be, or pairs that do not fit.
     """
 
     def __init__(
@@ -68,13 +60,7 @@ class BPLSTM(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if proj_size:
-            raise FactorError(
-                where="BPLSTM",
-                found=f"proj_size={proj_size}",
-                allowed="proj_size=0: projected LSTMs are not factored",
-                fix="keep this LSTM dense",
-            )
+        check_fields(num_layers, dropout, proj_size)
         self.input_size = input_size
         self.hidden_size = hidden_size
         self.num_layers = num_layers
@@ -83,20 +69,27 @@ class BPLSTM(nn.Module):
         self.dropout = float(dropout)
         self.bidirectional = bidirectional
         self.proj_size = 0
-        self.factors = self._factors(factors, rank)
-        self._kept: tuple[Any, list[Tensor]] | None = None
+        self.factors = lstm_factors(
+            factors,
+            input_size,
+            hidden_size,
+            num_layers=num_layers,
+            bidirectional=bidirectional,
+            rank=rank,
+        )
+        self._kept: tuple[list[Tensor], list[Tensor]] | None = None
         where: Any = {"device": device, "dtype": dtype}
         for suffix in self._suffixes():
             for role in ("ih", "hh"):
-                spec = self.factors[f"{role}_{suffix.removesuffix('_reverse')}"]
+                spec = self._spec(role, suffix)
                 (k1, k2), (d1, d2), terms = spec.out, spec.inp, spec.rank
                 w1 = nn.Parameter(torch.empty(GATES, terms, k1, d1, **where))
                 w2 = nn.Parameter(torch.empty(GATES, terms, d2, k2, **where))
                 self.register_parameter(f"w1_{role}_{suffix}", w1)
                 self.register_parameter(f"w2_{role}_{suffix}", w2)
             if bias:
-                empty = nn.Parameter(torch.empty(GATES * hidden_size, **where))
-                self.register_parameter(f"bias_{suffix}", empty)
+                one = nn.Parameter(torch.empty(GATES * hidden_size, **where))
+                self.register_parameter(f"bias_{suffix}", one)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -108,7 +101,7 @@ class BPLSTM(nn.Module):
                 w1, w2 = self._pair(role, suffix)
                 init_factors_(w1, w2, w1.shape[1], variance)
             if self.bias:
-                bound = (6 * variance) ** 0.5
+                bound = (3 * 2 * variance) ** 0.5  # var of uniform(-b, b) is b^2 / 3
                 nn.init.uniform_(self._bias(suffix), -bound, bound)
 
     def forward(
@@ -121,22 +114,24 @@ class BPLSTM(nn.Module):
             raise ValueError(f"BPLSTM: expected 2 or 3 axes, got {input.dim()}")
         single = input.dim() == 2
         x = input.unsqueeze(1) if single else input.transpose(0, 1) if self.batch_first else input
-        batch = x.shape[1]
-        if hx is not None and single:
-            hx = (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
-        self._check(x, hx, batch)
+        check_input(x, self.input_size)  # (T, N, I)
+        if hx is not None:
+            count, batch = self._count(), x.shape[1]
+            sizes = (count,) if single else (count, batch)
+            check_state(hx, (*sizes, self.hidden_size))
+            hx = (hx[0].unsqueeze(1), hx[1].unsqueeze(1)) if single else hx
         y, h, c = self._run(x, hx, None)
         if single:
             return y.squeeze(1), (h.squeeze(1), c.squeeze(1))
         return (y.transpose(0, 1) if self.batch_first else y), (h, c)
 
-    def _packed(
-        self, packed: PackedSequence, hx: State | None
-    ) -> tuple[PackedSequence, State]:
-        if hx is not None and packed.sorted_indices is not None:
-            order = packed.sorted_indices
-            hx = (hx[0].index_select(1, order), hx[1].index_select(1, order))
-        self._check(packed.data, hx, int(packed.batch_sizes[0]))
+    def _packed(self, packed: PackedSequence, hx: State | None) -> tuple[PackedSequence, State]:
+        check_input(packed.data, self.input_size)
+        if hx is not None:
+            check_state(hx, (self._count(), int(packed.batch_sizes[0]), self.hidden_size))
+            if packed.sorted_indices is not None:
+                order = packed.sorted_indices
+                hx = (hx[0].index_select(1, order), hx[1].index_select(1, order))
         y, h, c = self._run(packed.data, hx, packed.batch_sizes)
         if packed.unsorted_indices is not None:
             back = packed.unsorted_indices
@@ -146,95 +141,106 @@ class BPLSTM(nn.Module):
     def _run(
         self, x: Tensor, hx: State | None, sizes: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Run all layers on (T, N, I), or on packed data (sum of sizes, I)."""
-        batch = x.shape[1] if sizes is None else int(sizes[0])
-        steps = x.shape[0] if sizes is None else len(sizes)
-        if self._factored(steps, batch, sizes):
-            h, c = hx if hx is not None else self._zeros(x, batch)
-            return self._loop(x, h, c)
-        weights = self._built()
-        h, c = hx if hx is not None else self._zeros(x, batch)
-        with warnings.catch_warnings():
-            # cuDNN would like the weights in one chunk; they are built anew at each call.
-            warnings.filterwarnings("ignore", message="RNN module weights are not part of single")
-            return fused(
-                x,
-                sizes,
-                (h, c),
-                weights,
-                bias=self.bias,
-                num_layers=self.num_layers,
-                dropout=self.dropout,
-                training=self.training,
-                bidirectional=self.bidirectional,
-            )
+        """Run all layers on (T, N, I), or on packed rows (sum of sizes, I)."""
+        steps, batch = (x.shape[0], x.shape[1]) if sizes is None else (len(sizes), int(sizes[0]))
+        if hx is None:
+            zeros = x.new_zeros(self._count(), batch, self.hidden_size)
+            hx = (zeros, zeros)
+        if self._factored(x, steps, batch):
+            if sizes is not None:
+                return self._loop(x, *hx, sizes.tolist())
+            y, h, c = self._loop(x.flatten(0, 1), *hx, [batch] * steps)
+            return y.view(steps, batch, y.shape[-1]), h, c
+        return fused(
+            x,
+            sizes,
+            hx,
+            self._weights(x),
+            bias=self.bias,
+            num_layers=self.num_layers,
+            dropout=self.dropout,
+            training=self.training,
+            bidirectional=self.bidirectional,
+        )
 
-    def _built(self) -> list[Tensor]:
-        """Return the dense weights in torch's order, kept between calls that cannot change them.
+    def _factored(self, x: Tensor, steps: int, batch: int) -> bool:
+        if torch.compiler.is_compiling():
+            batch = 1  # so that a graph for a free batch size does not hang on it
+        return x.device.type != "cuda" and prefers_factored(self.factors, steps, batch)
 
-        Only inference keeps them: eval mode without gradients. Any write to a parameter changes
-        its version and with it the key. They are not part of the state and are never copied.
+    def _weights(self, x: Tensor) -> list[Tensor]:
+        """Return the dense weights in torch's order.
+
+        In eval mode without gradients a CPU keeps them, with a copy of the parameters that they
+        were built from; the next call compares values, since a parameter's version misses writes
+        through ``.data``. They are no part of the state and are never copied or moved.
         """
-        keeps = not (self.training or torch.is_grad_enabled() or torch.compiler.is_compiling())
-        key = tuple((id(p), p.device, p.dtype, _version(p)) for p in self.parameters())
-        if keeps and self._kept is not None and self._kept[0] == key:
-            return self._kept[1]
+        parameters = list(self.parameters())
+        plain = type(x) is Tensor and all(type(p) is nn.Parameter and p.is_cpu for p in parameters)
+        lasting = not (self.training or torch.is_grad_enabled() or torch.compiler.is_compiling())
+        if not (plain and lasting):
+            return self._build()
+        kept = self._kept
+        if kept is not None and all(map(_same, kept[0], parameters)):
+            return kept[1]
+        weights = self._build()
+        if weights[0].dtype == parameters[0].dtype:  # autocast would build narrower ones
+            self._kept = ([p.clone() for p in parameters], weights)
+        return weights
+
+    def _build(self) -> list[Tensor]:
         weights = []
         for suffix in self._suffixes():
-            weights += [self._dense(role, suffix) for role in ("ih", "hh")]
+            weights += [built(*self._pair(role, suffix)) for role in ("ih", "hh")]
             if self.bias:
                 bias = self._bias(suffix)
                 weights += [bias, torch.zeros_like(bias)]
-        self._kept = (key, weights) if keeps else None
-        return weights
+        return one_chunk(weights, 4 if self.bias else 2) if weights[0].is_cuda else weights
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode; weights kept for inference are dropped."""
+        self._kept = None
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self._kept = None
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": None}
 
-    def _loop(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        last_h, last_c = [], []
+    def _loop(
+        self, x: Tensor, h: Tensor, c: Tensor, sizes: list[int]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Step on the factors through packed rows (sum of sizes, I)."""
+        states: list[State] = []
         for layer in range(self.num_layers):
             sides = []
             for side, suffix in enumerate(self._sides(layer)):
-                at = layer * len(self._sides(layer)) + side
+                at = len(states)
                 one = Direction(
                     self._pair("ih", suffix),
                     self._pair("hh", suffix),
                     self._bias(suffix) if self.bias else None,
                 )
-                y, h_n, c_n = loop(x, h[at], c[at], one, reverse=side == 1)
+                y, *state = loop(x, h[at], c[at], one, sizes=sizes, reverse=side == 1)
                 sides.append(y)
-                last_h.append(h_n)
-                last_c.append(c_n)
+                states.append((state[0], state[1]))
             x = sides[0] if len(sides) == 1 else torch.cat(sides, -1)
             if self.dropout and self.training and layer + 1 < self.num_layers:
                 x = nn.functional.dropout(x, self.dropout)
+        last_h, last_c = zip(*states, strict=True)
         return x, torch.stack(last_h), torch.stack(last_c)
 
-    def _zeros(self, x: Tensor, batch: int) -> State:
-        count = self.num_layers * (2 if self.bidirectional else 1)
-        zeros = torch.zeros(count, batch, self.hidden_size, dtype=x.dtype, device=x.device)
-        return zeros, zeros
-
-    def _factored(self, steps: int, batch: int, sizes: Tensor | None) -> bool:
-        return sizes is None and prefers_factored(self.hidden_size, steps, batch, self._load())
-
-    def _load(self) -> float:
-        """Return the recurrent multiply-adds of the factors over the dense matrix's."""
-        return self.factors["hh_l0"].params / self.hidden_size**2
-
     def predict_macs(self, shape: tuple[int, ...]) -> int:
-        """Return the multiply-adds of one call on an input of this shape, on the path taken."""
+        """Return the multiply-adds of one call on an input of this shape, as
+        ``lstm_cost.lstm_macs``."""
         if len(shape) == 2:
             steps, batch = shape[0], 1
         else:
             steps, batch = (shape[1], shape[0]) if self.batch_first else (shape[0], shape[1])
-        sides = 2 if self.bidirectional else 1
-        count = factored_macs if self._factored(steps, batch, None) else fused_macs
-        return sides * sum(
-            count(self.factors[f"ih_l{i}"], self.factors[f"hh_l{i}"], steps, batch)
-            for i in range(self.num_layers)
-        )
+        return lstm_macs(self.factors, steps, batch, 2 if self.bidirectional else 1)
 
     def flatten_parameters(self) -> None:
         """Do nothing; nn.LSTM's callers expect the method."""
@@ -254,6 +260,7 @@ class BPLSTM(nn.Module):
         Raises:
             FactorError: proj_size, pairs that do not fit, or weights that are not finite.
         """
+        like: Any = layer.weight_ih_l0
         new = cls(
             layer.input_size,
             layer.hidden_size,
@@ -265,16 +272,20 @@ class BPLSTM(nn.Module):
             layer.proj_size,
             factors=factors,
             rank=rank,
-            device=layer.weight_ih_l0.device,
-            dtype=layer.weight_ih_l0.dtype,
+            device=like.device,
+            dtype=like.dtype,
         )
         new.fit_({n: p for n, p in layer.named_parameters() if n.startswith("weight")})
-        if layer.bias:
-            with torch.no_grad():
-                for suffix in new._suffixes():
-                    two = (getattr(layer, f"bias_{role}_{suffix}") for role in ("ih", "hh"))
-                    new._bias(suffix).copy_(sum(two))
-        new.requires_grad_(layer.weight_ih_l0.requires_grad)
+        for suffix in new._suffixes():
+            for role in ("ih", "hh"):
+                trained = getattr(layer, f"weight_{role}_{suffix}").requires_grad
+                for factor in new._pair(role, suffix):
+                    factor.requires_grad_(trained)
+            if layer.bias:
+                ih, hh = (getattr(layer, f"bias_{role}_{suffix}") for role in ("ih", "hh"))
+                with torch.no_grad():
+                    new._bias(suffix).copy_(ih + hh)
+                new._bias(suffix).requires_grad_(ih.requires_grad or hh.requires_grad)
         return new.train(layer.training)
 
     @torch.no_grad()
@@ -291,7 +302,7 @@ class BPLSTM(nn.Module):
         for suffix in self._suffixes():
             for role in ("ih", "hh"):
                 name = f"weight_{role}_{suffix}"
-                spec = self.factors[f"{role}_{suffix.removesuffix('_reverse')}"]
+                spec = self._spec(role, suffix)
                 w1, w2 = self._pair(role, suffix)
                 for gate, matrix in enumerate(weights[name].chunk(GATES)):
                     fit = nearest_kronecker_sum(matrix, spec.out, spec.inp, spec.rank, name=name)
@@ -310,33 +321,34 @@ class BPLSTM(nn.Module):
             self.num_layers,
             self.bias,
             self.batch_first,
-            self.dropout,
-            self.bidirectional,
+            bidirectional=self.bidirectional,
             device=self.w1_ih_l0.device,
             dtype=self.w1_ih_l0.dtype,
         )
-        with torch.no_grad():
-            for name, parameter in new.named_parameters():
-                parameter.copy_(getattr(self, name))
-        new.requires_grad_(self.w1_ih_l0.requires_grad)
+        new.dropout = self.dropout  # set late: torch would warn of it where there is one layer
+        for name, parameter in new.named_parameters():
+            value = getattr(self, name)
+            with torch.no_grad():
+                parameter.copy_(value)
+            parameter.requires_grad_(value.requires_grad)
         return new.train(self.training)
 
     def __getattr__(self, name: str) -> Any:
         """Build ``weight_ih_l0``, ``bias_hh_l0`` and so on for code that looks at them."""
-        kind, _, rest = name.partition("_")
-        role, _, suffix = rest.partition("_")
-        if kind in ("weight", "bias") and role in ("ih", "hh") and suffix:
-            parameters = self.__dict__["_parameters"]
-            if kind == "weight" and f"w1_{role}_{suffix}" in parameters:
-                return self._dense(role, suffix)
-            if kind == "bias" and f"bias_{suffix}" in parameters:
-                bias = self._bias(suffix)
-                return bias if role == "ih" else torch.zeros_like(bias)
+        role = _role(name)
+        parameters = self.__dict__.get("_parameters", {})
+        if role and name.startswith("weight") and f"w1_{role}" in parameters:
+            return built(parameters[f"w1_{role}"], parameters[f"w2_{role}"])  # (4H, D)
+        if role and name.startswith("bias") and f"bias_{role[3:]}" in parameters:
+            bias = parameters[f"bias_{role[3:]}"]
+            return bias.view_as(bias) if role.startswith("ih") else torch.zeros_like(bias)
         return super().__getattr__(name)
 
-    def _dense(self, role: str, suffix: str) -> Tensor:
-        w1, w2 = self._pair(role, suffix)
-        return torch.cat([reconstruct(a, b) for a, b in zip(w1, w2, strict=True)])  # (4H, D)
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse to set what is built: the factors are what can be set."""
+        if _role(name):
+            _read_only(name)
+        super().__setattr__(name, value)
 
     def extra_repr(self) -> str:
         """Tell torch's own fields, the pairs and the number of terms."""
@@ -353,22 +365,28 @@ class BPLSTM(nn.Module):
             )
             if getattr(self, name) != usual
         ]
-        spec = self.factors["ih_l0"]
-        (h1, h2), (i1, i2) = spec.out, spec.inp
-        parts.append(f"hidden={h1}x{h2}, in={i1}x{i2}, rank={spec.rank}")
+        ih, hh = self.factors["ih_l0"], self.factors["hh_l0"]
+        (h1, h2), (i1, i2) = ih.out, ih.inp
+        ranks = f"{ih.rank}" if ih.rank == hh.rank else f"{ih.rank}+{hh.rank}"
+        parts.append(f"hidden={h1}x{h2}, in={i1}x{i2}, rank={ranks}")
         return ", ".join(parts)
 
-    # Names and checks
+    # Names
+
+    def _count(self) -> int:
+        return self.num_layers * (2 if self.bidirectional else 1)
 
     def _sides(self, layer: int) -> list[str]:
         return [f"l{layer}", f"l{layer}_reverse"] if self.bidirectional else [f"l{layer}"]
 
     def _suffixes(self) -> list[str]:
-        return [suffix for layer in range(self.num_layers) for suffix in self._sides(layer)]
+        return list(chain.from_iterable(map(self._sides, range(self.num_layers))))
+
+    def _spec(self, role: str, suffix: str) -> FactorSpec:
+        return self.factors[f"{role}_{suffix.removesuffix('_reverse')}"]
 
     def _pair(self, role: str, suffix: str) -> tuple[Tensor, Tensor]:
-        parameters = self._parameters
-        w1, w2 = parameters[f"w1_{role}_{suffix}"], parameters[f"w2_{role}_{suffix}"]
+        w1, w2 = (self._parameters[f"{w}_{role}_{suffix}"] for w in ("w1", "w2"))
         assert w1 is not None
         assert w2 is not None
         return w1, w2
@@ -378,41 +396,19 @@ class BPLSTM(nn.Module):
         assert bias is not None
         return bias
 
-    def _factors(
-        self, given: Mapping[str, FactorSpec] | None, rank: int
-    ) -> dict[str, FactorSpec]:
-        hidden = self.hidden_size
-        factors = {}
-        for layer in range(self.num_layers):
-            inputs = hidden * (2 if self.bidirectional else 1) if layer else self.input_size
-            for role, width in ((f"ih_l{layer}", inputs), (f"hh_l{layer}", hidden)):
-                if given is None:
-                    spec = FactorSpec(
-                        out=nearest_pair(hidden), inp=nearest_pair(width), rank=rank
-                    )
-                elif role in given:
-                    spec = given[role]
-                else:
-                    raise FactorError(
-                        where=f"BPLSTM, factors[{role!r}]",
-                        found=f"factors for {', '.join(given) or 'nothing'}",
-                        allowed="one FactorSpec for ih and hh of each layer",
-                        fix=f"add {role!r}, or leave factors out",
-                    )
-                factors[role] = checked(f"BPLSTM, {role}", spec, inputs=width, outputs=hidden)
-        return factors
 
-    def _check(self, x: Tensor, hx: State | None, batch: int) -> None:
-        if x.shape[-1] != self.input_size:
-            raise RuntimeError(
-                f"BPLSTM: input.size(-1) must be {self.input_size}, got {x.shape[-1]}"
-            )
-        count = self.num_layers * (2 if self.bidirectional else 1)
-        wanted = (count, batch, self.hidden_size)
-        for name, state in zip(("h_0", "c_0"), hx or (), strict=False):
-            if tuple(state.shape) != wanted:
-                raise RuntimeError(f"BPLSTM: {name} must be {wanted}, got {tuple(state.shape)}")
+def _role(name: str) -> str | None:
+    """Return ``ih_l0`` for torch's ``weight_ih_l0`` and ``bias_ih_l0``, None for other names."""
+    for kind in ("weight_", "bias_"):
+        rest = name.removeprefix(kind)
+        if rest != name and rest.startswith(("ih_l", "hh_l")):
+            return rest
+    return None
 
 
-def _version(parameter: Tensor) -> int:
-    return -1 if parameter.is_inference() else parameter._version
+def _read_only(name: str) -> NoReturn:
+    raise AttributeError(f"{name} is built from factors at each access; set those, or use fit_()")
+
+
+def _same(kept: Tensor, now: Tensor) -> bool:
+    return kept.dtype == now.dtype and torch.equal(kept, now)

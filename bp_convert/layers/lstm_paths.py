@@ -1,4 +1,5 @@
-"""The two ways to run a bilinear LSTM, what each costs, and which is the faster."""
+"""The two ways to run a bilinear LSTM: step by step on the factors, or torch's fused LSTM on
+weights built from them."""
 
 from __future__ import annotations
 
@@ -8,10 +9,67 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bp_convert.kron.contract import order_costs, w2_first
-from bp_convert.values.factors import FactorSpec
+from bp_convert.kron.contract import w2_first
 
 GATES = 4  # in torch's order: input, forget, cell, output
+
+
+class GateProduct:
+    """The bilinear projections of the four gates, laid out once for many calls.
+
+    The gates stand beside the terms, so that there are two products for all of them. Rows stand
+    in the middle of a matrix's axes, "laid" as (a, N, b): then the result of one call is laid as
+    the next one's input wants it, wherever both pairs are alike, and with one term nothing is
+    copied in between.
+
+    Attributes:
+        inp: (p, q), the axes of a laid input (p, N, q): (d2, d1) with w2 first, else (d1, d2).
+        out: (a, b), the axes of a laid result (a, N, b): (k2, k1) with w2 first, else (k1, k2).
+        turned: w2 comes first, so both are the transposes of the row-wise order.
+
+    Shape:
+        w1: (4, R, k1, d1); w2: (4, R, d2, k2).
+    """
+
+    def __init__(self, w1: Tensor, w2: Tensor) -> None:
+        _, self.terms, k1, d1 = w1.shape
+        d2, k2 = w2.shape[2:]
+        self.turned = w2_first(k1, k2, d1, d2)
+        if self.turned:
+            self.inp, self.out = (d2, d1), (k2, k1)
+            self.first = w2.transpose(2, 3).reshape(-1, d2)  # (4*R*k2, d2)
+            self.second = w1.transpose(2, 3).reshape(GATES, -1, k1)  # (4, R*d1, k1)
+        else:
+            self.inp, self.out = (d1, d2), (k1, k2)
+            self.first = w1.reshape(-1, d1)  # (4*R*k1, d1)
+            self.second = w2.reshape(GATES, -1, k2)  # (4, R*d2, k2)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Project a laid input (p, N, q) to the laid gates (4, a, N, b)."""
+        (p, q), (a, b), n = self.inp, self.out, x.shape[1]
+        t = self.first @ x.reshape(p, n * q)  # (4*R*a, N*q)
+        t = t.view(GATES, self.terms, a, n, q).permute(0, 2, 3, 1, 4)  # (4, a, N, R, q)
+        y = torch.bmm(t.reshape(GATES, a * n, self.terms * q), self.second)  # (4, a*N, b)
+        return y.view(GATES, a, n, b)
+
+    def lay(self, x: Tensor) -> Tensor:
+        """Lay a row-wise input (N, D) as (p, N, q)."""
+        p, q = self.inp
+        if self.turned:
+            return x.reshape(x.shape[0], q, p).permute(2, 0, 1)
+        return x.reshape(x.shape[0], p, q).transpose(0, 1)
+
+    def lay_result(self, y: Tensor) -> Tensor:
+        """Lay row-wise results (..., N, K) as (..., a, N, b)."""
+        (a, b), lead = self.out, y.shape[:-1]
+        if self.turned:
+            return y.reshape(*lead, b, a).movedim(-1, -3)
+        return y.reshape(*lead, a, b).transpose(-2, -3)
+
+    def rows(self, y: Tensor) -> Tensor:
+        """Bring laid results (..., a, N, b) to row-wise order (..., N, K)."""
+        y = y.movedim(-3, -1) if self.turned else y.transpose(-2, -3)
+        return y.flatten(-2)
 
 
 @dataclass(frozen=True)
@@ -23,69 +81,46 @@ class Direction:
     bias: Tensor | None
 
 
-def prefers_factored(hidden: int, steps: int, batch: int, load: float) -> bool:
-    """Return whether stepping on the factors beats torch's fused LSTM on built weights.
-
-    Measured with ``benchmarks/lstm.py``: the dense recurrence reads 4 H^2 weights at each step,
-    the loop pays some thirty small operations instead; building the weights costs about as much
-    as one dense step. Compared in microseconds of a two-core machine.
+def loop(
+    x: Tensor, h: Tensor, c: Tensor, one: Direction, *, sizes: Sequence[int], reverse: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Step through packed rows; the input products of all steps are one call.
 
     Args:
-        load: recurrent multiply-adds of the factors over the dense matrix's.
-    """
-    weights = 4 * hidden * hidden
-    dense_step = 5 + weights * (1 + batch / 16) / 1.2e4
-    factored_step = 70 + load * weights * batch / 1e4 + hidden * batch / 400
-    return steps * factored_step < steps * dense_step + weights / 2e3
-
-
-def gates(x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
-    """Apply the four gates' bilinear projections to (N, D): (N, 4, K).
-
-    The gates lie side by side with the terms, so that there are two products for all of them.
+        sizes: rows of each step, falling; a full batch has the same number at each.
+        reverse: step from the last to the first.
 
     Shape:
-        w1: (4, R, k1, d1); w2: (4, R, d2, k2).
+        x: (sum of sizes, I); h, c: (N, H); result: outputs (sum of sizes, H), last h and c.
     """
-    four, terms, k1, d1 = w1.shape
-    d2, k2 = w2.shape[2:]
-    if w2_first(k1, k2, d1, d2):
-        right = w2.permute(2, 0, 1, 3).reshape(d2, four * terms * k2)  # (d2, 4*R*k2)
-        t = x.reshape(-1, d2) @ right  # (N*d1, 4*R*k2)
-        t = t.view(-1, d1, four, terms, k2).transpose(1, 2)  # (N, 4, d1, R, k2)
-        left = w1.permute(0, 2, 3, 1).reshape(four, k1, d1 * terms)  # (4, k1, d1*R)
-        y = left @ t.reshape(-1, four, d1 * terms, k2)  # (N, 4, k1, k2)
-    else:
-        left = w1.transpose(1, 2).reshape(four * k1 * terms, d1)  # (4*k1*R, d1)
-        t = left @ x.reshape(-1, d1, d2)  # (N, 4*k1*R, d2)
-        right = w2.reshape(four, terms * d2, k2)  # (4, R*d2, k2)
-        y = t.view(-1, four, k1, terms * d2) @ right  # (N, 4, k1, k2)
-    return y.flatten(2)
-
-
-def loop(
-    x: Tensor, h: Tensor, c: Tensor, one: Direction, *, reverse: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Step through (T, N, I); the input products of all steps are one call.
-
-    Shape:
-        h, c: (N, H); result: outputs (T, N, H), last h and c.
-    """
-    steps, batch = x.shape[:2]
-    hidden = h.shape[-1]
-    whole = gates(x.reshape(-1, x.shape[-1]), *one.ih).view(steps, batch, GATES, hidden)
+    inputs, states = GateProduct(*one.ih), GateProduct(*one.hh)
+    whole = inputs(inputs.lay(x))  # (4, a, sum of sizes, b)
+    if (inputs.turned, inputs.out) != (states.turned, states.out):
+        whole = states.lay_result(inputs.rows(whole))
     if one.bias is not None:
-        whole = whole + one.bias.to(whole.dtype).view(GATES, hidden)
+        bias = one.bias.to(whole.dtype).view(GATES, 1, -1)  # (4, 1, H)
+        whole = whole + states.lay_result(bias)
+    steps = torch.split(whole, list(sizes), dim=2)
+    # A result is the next input as it lies, unless the pairs of the two sides differ.
+    alike = states.inp == states.out
+    h, c = states.lay_result(h), states.lay_result(c)  # (a, N, b)
     outputs: list[Tensor] = []
-    for step in reversed(range(steps)) if reverse else range(steps):
-        z = whole[step] + gates(h, *one.hh)  # (N, 4, H)
-        i, f, g, o = z.unbind(1)
-        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-        h = torch.sigmoid(o) * torch.tanh(c)
-        outputs.append(h)
-    if not outputs:
-        return x.new_zeros(0, batch, hidden), h, c
-    return torch.stack(outputs[::-1] if reverse else outputs), h, c
+    for at in reversed(range(len(sizes))) if reverse else range(len(sizes)):
+        now = sizes[at]
+        ends = now != h.shape[1]
+        before, kept = (h[:, :now], c[:, :now]) if ends else (h, c)
+        z = steps[at] + states(before if alike else states.lay(states.rows(before)))
+        i, f, g, o = z.unbind(0)
+        new_c = torch.addcmul(f.sigmoid() * kept, i.sigmoid(), g.tanh())  # (a, n, b)
+        new_h = o.sigmoid() * new_c.tanh()  # (a, n, b)
+        outputs.append(new_h)
+        # Rows that have ended, or in reverse have not begun, keep their state.
+        h = torch.cat([new_h, h[:, now:]], 1) if ends else new_h
+        c = torch.cat([new_c, c[:, now:]], 1) if ends else new_c
+    y = torch.cat(outputs[::-1] if reverse else outputs, dim=1)  # (a, sum of sizes, b)
+    # Autocast steps on states of the input's type and returns its own, as torch's LSTM does.
+    y, h, c = (states.rows(one).to(whole.dtype) for one in (y, h, c))
+    return y, h, c
 
 
 def fused(
@@ -100,7 +135,7 @@ def fused(
     training: bool,
     bidirectional: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Call torch's LSTM on (T, N, I), or on packed data with its batch sizes."""
+    """Call torch's LSTM on (T, N, I), or on packed rows with the batch size of each step."""
     rest = (list(weights), bias, num_layers, dropout, training, bidirectional)
     if sizes is None:
         y, h, c = torch.lstm(x, hx, *rest, False)
@@ -109,15 +144,29 @@ def fused(
     return y, h, c
 
 
-def factored_macs(ih: FactorSpec, hh: FactorSpec, steps: int, batch: int) -> int:
-    """Return the multiply-adds of one layer and direction, stepping on the factors."""
-    return GATES * steps * batch * (min(order_costs(ih)) + min(order_costs(hh)))
+def built(w1: Tensor, w2: Tensor) -> Tensor:
+    """Build the dense weight of the four gates, with one product; differentiable.
+
+    Shape:
+        w1: (4, R, k1, d1); w2: (4, R, d2, k2); result: (4*k1*k2, d1*d2).
+    """
+    four, terms, k1, d1 = w1.shape
+    d2, k2 = w2.shape[2:]
+    left = w1.reshape(four, terms, k1 * d1).transpose(1, 2)  # (4, k1*d1, R)
+    right = w2.transpose(2, 3).reshape(four, terms, k2 * d2)  # (4, R, k2*d2)
+    table = torch.bmm(left, right).view(four, k1, d1, k2, d2)
+    return table.permute(0, 1, 3, 2, 4).reshape(four * k1 * k2, d1 * d2)
 
 
-def fused_macs(ih: FactorSpec, hh: FactorSpec, steps: int, batch: int) -> int:
-    """Return the multiply-adds of one layer and direction: the weights built, then dense steps."""
-    total = 0
-    for spec in (ih, hh):
-        size = spec.out[0] * spec.out[1] * spec.inp[0] * spec.inp[1]
-        total += GATES * size * (spec.rank + steps * batch)
-    return total
+def one_chunk(weights: Sequence[Tensor], each: int) -> list[Tensor]:
+    """Move weights into one block of memory, all matrices and then all biases, as cuDNN keeps
+    them; it would copy them there at each call, and warn of it.
+
+    Args:
+        each: tensors of one direction of one layer, two matrices first.
+    """
+    order = sorted(range(len(weights)), key=lambda at: at % each > 1)
+    flat = torch.cat([weights[at].flatten() for at in order])
+    pieces = torch.split(flat, [weights[at].numel() for at in order])
+    moved = {at: piece.view_as(weights[at]) for at, piece in zip(order, pieces, strict=True)}
+    return [moved[at] for at in range(len(weights))]

@@ -41,6 +41,16 @@ class FactorSpec(Value):
         (k1, k2), (d1, d2) = self.out, self.inp
         return min(k1 * d1, k2 * d2)
 
+    @property
+    def reach(self) -> int:
+        """The largest matrix rank that one term can have: min(k1, d1) * min(k2, d2).
+
+        A pair such as 1x512 with 512x1 has few parameters and runs fast, but squeezes everything
+        through a single number.
+        """
+        (k1, k2), (d1, d2) = self.out, self.inp
+        return min(k1, d1) * min(k2, d2)
+
     def __str__(self) -> str:
         (k1, k2), (d1, d2) = self.out, self.inp
         return f"{k1}x{k2}|{d1}x{d2} R{self.rank}"

@@ -119,7 +119,10 @@ class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Linear(7, 8)
-        self.token, self.place = nn.Parameter(torch.randn(1, 1, 8)), nn.Parameter(torch.randn(1, 6, 8))
+        self.token, self.place = (
+            nn.Parameter(torch.randn(1, 1, 8)),
+            nn.Parameter(torch.randn(1, 6, 8)),
+        )
         self.norm, self.mix = nn.LayerNorm(8), nn.MultiheadAttention(8, 2, batch_first=True)
         self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
         self.end, self.last = nn.LayerNorm(8), nn.Linear(8, 5)
@@ -154,7 +157,9 @@ def _shaken(make: type[nn.Module]) -> nn.Module:
     return model
 
 
-def _widened(model: nn.Module, inputs: tuple[TensorSpec, ...], alpha: float) -> tuple[Any, Any, Any]:
+def _widened(
+    model: nn.Module, inputs: tuple[TensorSpec, ...], alpha: float
+) -> tuple[Any, Any, Any]:
     settings = Settings(alpha=alpha, rank=10**6, inputs=inputs, convert_anyway=True)
     plan = make_plan(model, settings)
     args, kwargs = make_inputs(model, inputs, batch=4)

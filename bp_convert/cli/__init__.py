@@ -1,0 +1,10 @@
+"""The command ``bp-convert``. Nothing here imports torch before there is work for it."""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """Run the command line."""
+    from bp_convert.cli.app import app
+
+    app()

@@ -1,0 +1,253 @@
+"""The commands. Each reads its options, calls the pipeline, and prints."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bp_convert._version import __version__
+from bp_convert.cli import options as o
+from bp_convert.cli.group import DefaultCommand, DefaultGroup
+from bp_convert.cli.session import DONE, NOTHING, errors_shown, progress_shown
+from bp_convert.cli.settings import settings_from
+
+if TYPE_CHECKING:
+    from bp_convert.values.report import Report
+    from bp_convert.values.settings import Settings
+
+app = typer.Typer(cls=DefaultGroup, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+BATCHES = [1, 32]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"bp-convert {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Turn a trained PyTorch model into one whose layers are bilinear projections."""
+
+
+@app.command(cls=DefaultCommand, epilog=o.EPILOG)
+def convert(
+    ctx: typer.Context,
+    model: o.Model,
+    arch: o.Arch = None,
+    trust: o.Trust = None,
+    allow_missing: o.AllowMissing = False,
+    input: o.Input = None,
+    alpha: o.Alpha = 1.0,
+    rank: o.Rank = "1",
+    pairs: o.Pairs = "fast",
+    init: o.Init = "warm",
+    include: o.Include = None,
+    exclude: o.Exclude = None,
+    convert_head: o.ConvertHead = False,
+    convert_anyway: o.ConvertAnyway = False,
+    settings: o.SettingsFile = None,
+    output: o.Output = None,
+    force: o.Force = False,
+    report: o.ReportFile = None,
+    measure: o.Measure = False,
+    batch: o.Batch = None,
+    device: o.Device = None,
+    dtype: o.DType = None,
+    seed: o.Seed = 0,
+    dry_run: o.DryRun = False,
+    plan_out: o.PlanOut = None,
+    plan: o.PlanIn = None,
+    json_only: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Turn a trained PyTorch model into one whose layers are bilinear projections.
+
+    Every Linear, Conv, Embedding and LSTM weight becomes a sum of Kronecker products of two
+    small matrices, and the result is used like the original.
+    """
+    with errors_shown():
+        asked = settings_from(settings, _given(ctx))
+        from bp_convert import pipeline
+
+        target = output or Path(f"{model.stem}-bp.pt")
+        for path in [*([] if dry_run else [target]), *(report or []), *filter(None, [plan_out])]:
+            pipeline.check_output(path, force)
+        _check_reports(report or [])
+        with progress_shown(quiet=quiet or json_only) as progress:
+            loaded = pipeline.open_model(
+                model, arch=arch, trust=trust or (), allow_missing=allow_missing
+            )
+            source = pipeline.moved(loaded.model, device)
+            made = (
+                pipeline.read_plan(plan)
+                if plan is not None
+                else pipeline.plan(source, asked, progress=progress)
+            )
+            written = [pipeline.write_plan(made, plan_out, force)] if plan_out else []
+            if dry_run:
+                result = pipeline.report_of(made, source=loaded.source)
+            else:
+                small, result = pipeline.convert(
+                    source,
+                    plan=made,
+                    device=device,
+                    dtype=dtype,
+                    measure=(batch or BATCHES) if measure else (),
+                    progress=progress,
+                    source=loaded.source,
+                )
+            result = result.model_copy(update={"notes": (*loaded.notes, *result.notes)})
+            done = bool(made.converted or made.resizes)
+            if not dry_run and done:
+                written += pipeline.save(small, target, arch=loaded.arch, force=force)
+        written += _write_reports(result, report or [], force)
+        _print(result, json_only=json_only, quiet=quiet, verbose=verbose)
+        _print_files(written, quiet=quiet or json_only)
+    raise typer.Exit(DONE if done or dry_run else NOTHING)
+
+
+@app.command()
+def inspect(
+    ctx: typer.Context,
+    model: o.Model,
+    arch: o.Arch = None,
+    trust: o.Trust = None,
+    allow_missing: o.AllowMissing = False,
+    input: o.Input = None,
+    alpha: o.Alpha = 1.0,
+    rank: o.Rank = "1",
+    pairs: o.Pairs = "fast",
+    include: o.Include = None,
+    exclude: o.Exclude = None,
+    json_only: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Show what is in a model file, and what would happen to each layer."""
+    with errors_shown():
+        asked = settings_from(None, _given(ctx))
+        from bp_convert import pipeline
+
+        with progress_shown(quiet=quiet or json_only) as progress:
+            if pipeline.is_converted(model):
+                result = pipeline.report_of(pipeline.plan_in(model), source="converted before")
+            else:
+                loaded = pipeline.open_model(
+                    model, arch=arch, trust=trust or (), allow_missing=allow_missing
+                )
+                made = pipeline.plan(loaded.model, asked, progress=progress)
+                result = pipeline.report_of(made, source=loaded.source)
+                result = result.model_copy(update={"notes": (*loaded.notes, *result.notes)})
+        _print(result, json_only=json_only, quiet=quiet, verbose=True)
+
+
+@app.command()
+def dense(
+    model: Annotated[Path, typer.Argument(help="A file that bp-convert wrote.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the plain model goes.")],
+    trust: o.Trust = None,
+    force: o.Force = False,
+) -> None:
+    """Turn a converted model back into plain torch layers of the same weights."""
+    with errors_shown():
+        from bp_convert import pipeline
+
+        pipeline.check_output(output, force)
+        plain = pipeline.to_dense(pipeline.load(model, trust=trust or ()))
+        pipeline.save_dense(plain, output, force=force)
+        count = sum(p.numel() for p in plain.parameters())
+        print(f"{output}: {type(plain).__name__} in plain torch layers, {count:,} parameters")
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where the demo's files go.")] = Path("demo-out"),
+) -> None:
+    """Convert two torchvision models, reload the results in a new process, and run them."""
+    with errors_shown():
+        from bp_convert.demo import run
+
+        run(folder)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of what --json prints."""
+    from bp_convert.render.machine import schema as made
+
+    print(json.dumps(made(), indent=1))
+
+
+def _given(ctx: typer.Context) -> dict[str, Any]:
+    """Return the settings that stand on the command line, leaving defaults to the file."""
+    names = {
+        "alpha": "alpha", "rank": "rank", "pairs": "pairs", "init": "init", "include": "include",
+        "exclude": "exclude", "convert_head": "convert_head", "seed": "seed",
+        "convert_anyway": "convert_anyway", "input": "inputs",
+    }  # fmt: skip
+    given: dict[str, Any] = {}
+    for option, field in names.items():
+        source = ctx.get_parameter_source(option)
+        if source is not None and source.name == "COMMANDLINE":
+            given[field] = ctx.params[option]
+    if "rank" in given:
+        text = given["rank"]
+        given["rank"] = float(text) if "." in text or "e" in text else int(text)
+    return given
+
+
+def _check_reports(paths: list[Path]) -> None:
+    from bp_convert.errors import PlanError
+    from bp_convert.render.documents import FORMATS
+
+    for path in paths:
+        if path.suffix not in FORMATS:
+            raise PlanError(
+                where=f"--report {path}",
+                found=f"the ending {path.suffix!r}",
+                allowed=", ".join(FORMATS),
+                fix="name the file with one of these endings",
+            )
+
+
+def _write_reports(result: Report, paths: list[Path], force: bool) -> list[Path]:
+    from bp_convert.files import write_text
+    from bp_convert.render.documents import document
+
+    return [write_text(path, document(result, path), force=force) for path in paths]
+
+
+def _print(result: Report, *, json_only: bool, quiet: bool, verbose: bool) -> None:
+    if json_only:
+        from bp_convert.render.machine import summary
+
+        print(json.dumps(summary(result), indent=1))
+        return
+    if quiet:
+        print(result.verdict)
+        return
+    from rich.console import Console
+
+    from bp_convert.render.terminal import WIDTH, show
+
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    show(result, console, every=verbose)
+
+
+def _print_files(written: list[Path], *, quiet: bool) -> None:
+    if quiet:
+        return
+    for path in written:
+        print(f"wrote {path}")
+
+
+__all__ = ["Settings", "app"]

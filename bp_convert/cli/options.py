@@ -1,0 +1,244 @@
+"""The options of the command line, each declared once, by group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+FROM = "The model file   bp-convert weights.pth --arch torchvision:resnet18"
+SIZE = "How small, how wide   bp-convert model.pt --alpha 2   or   --rank 0.25"
+WHICH = "Which layers   --include 'layer4.*' --exclude layer4.0.conv1"
+OUT = "What comes out   -o small.pt --report small.html --measure"
+PLAN = "Plan first   --dry-run --plan-out plan.json, edit it, then --plan plan.json"
+TALK = "How it talks   --quiet   or   --json"
+
+EPILOG = (
+    "Other commands: bp-convert inspect MODEL (what is in a file), bp-convert dense FILE -o OUT "
+    "(back to plain torch layers), bp-convert demo, bp-convert schema (of --json). "
+    "Exit codes: 0 done, 1 input or conversion error, 2 usage, 3 nothing converted, "
+    "4 verification failed."
+)
+
+
+def rank_of(text: str) -> str:
+    """Check ``--rank``: a whole number of terms, or a share between 0 and 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    whole = value >= 1 and value == int(value) and "." not in text
+    if not (whole or 0 < value < 1):
+        raise typer.BadParameter(
+            f"{text!r} is neither a number of terms (1, 2, ...) nor a share of each layer's "
+            "parameters between 0 and 1, such as 0.25"
+        )
+    return text
+
+
+def alpha_of(value: float) -> float:
+    """Check ``--alpha``."""
+    if not 1 <= value < 1000:
+        raise typer.BadParameter(
+            f"{value:g} does not widen: alpha multiplies what layers put out. Give 1 (keep the "
+            "widths) or more, such as --alpha 2; to make layers smaller use --rank"
+        )
+    return value
+
+
+def dtype_of(value: str | None) -> str | None:
+    """Check ``--dtype``."""
+    known = ("float32", "bfloat16", "float16", "float64")
+    if value is not None and value not in known:
+        raise typer.BadParameter(f"{value!r} is not one of {', '.join(known)}")
+    return value
+
+
+def choice(*known: str) -> object:
+    """Return a check that a value is one of a few words."""
+
+    def check(value: str | None) -> str | None:
+        if value is not None and value not in known:
+            raise typer.BadParameter(f"{value!r} is not one of {', '.join(known)}")
+        return value
+
+    return check
+
+
+Model = Annotated[
+    Path, typer.Argument(help="A .pt, .pth or .safetensors file, or a transformers folder.")
+]
+Arch = Annotated[
+    str | None,
+    typer.Option(
+        "--arch",
+        help="How to make the model where the file holds weights only: torchvision:NAME, "
+        "timm:NAME, transformers:FOLDER, bp:NAME, or file.py:FACTORY.",
+        rich_help_panel=FROM,
+    ),
+]
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trust",
+        help="Load classes of this package or .py file too; its code runs. Repeat for more.",
+        rich_help_panel=FROM,
+    ),
+]
+AllowMissing = Annotated[
+    bool,
+    typer.Option(
+        "--allow-missing", help="Accept weights that the file lacks.", rich_help_panel=FROM
+    ),
+]
+Input = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        help="One example input: 3x224x224, or [NAME=][DTYPE:]SHAPE[<HIGH] with the batch axis, "
+        "such as tokens=int64:1x16<30000. Repeat for several inputs.",
+        rich_help_panel=FROM,
+    ),
+]
+Alpha = Annotated[
+    float,
+    typer.Option(
+        "--alpha",
+        "--widen",
+        callback=alpha_of,
+        help="Widen what layers put out: Linear, Embedding and LSTM by alpha, convolutions by "
+        "alpha squared. (Not the alpha of LoRA, which is a scale.)",
+        rich_help_panel=SIZE,
+    ),
+]
+Rank = Annotated[
+    str,
+    typer.Option(
+        "--rank",
+        callback=rank_of,
+        help="Number of Kronecker terms, or a share of each layer's parameters such as 0.25.",
+        rich_help_panel=SIZE,
+    ),
+]
+Pairs = Annotated[
+    str,
+    typer.Option(
+        "--pairs",
+        callback=choice("fast", "paper"),
+        help="fast: cheapest layout of about the nearest-square size. paper: nearest-square.",
+        rich_help_panel=SIZE,
+    ),
+]
+Init = Annotated[
+    str,
+    typer.Option(
+        "--init",
+        callback=choice("warm", "random"),
+        help="warm: fit the trained weights. random: start afresh.",
+        rich_help_panel=SIZE,
+    ),
+]
+Include = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--include",
+        help="Only these layers: a glob, re:REGEX, or a type. Repeat for more.",
+        rich_help_panel=WHICH,
+    ),
+]
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option("--exclude", help="Not these layers. Repeat for more.", rich_help_panel=WHICH),
+]
+ConvertHead = Annotated[
+    bool,
+    typer.Option(
+        "--convert-head",
+        help="Convert the layer that makes the output too.",
+        rich_help_panel=WHICH,
+    ),
+]
+ConvertAnyway = Annotated[
+    bool,
+    typer.Option(
+        "--convert-anyway",
+        help="Convert layers that become slower or larger, too.",
+        rich_help_panel=WHICH,
+    ),
+]
+SettingsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--settings",
+        help="A YAML file with these options and rules for single layers; flags win over it.",
+        rich_help_panel=WHICH,
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--output",
+        help="Where the result goes: .pt, or .safetensors beside its plan. "
+        "Default: NAME-bp.pt in this folder.",
+        rich_help_panel=OUT,
+    ),
+]
+Force = Annotated[
+    bool, typer.Option("--force", help="Replace existing files.", rich_help_panel=OUT)
+]
+ReportFile = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--report", help="Write a report: .md, .html or .json. Repeat.", rich_help_panel=OUT
+    ),
+]
+Measure = Annotated[
+    bool,
+    typer.Option(
+        "--measure", help="Time dense and converted in turn, in one run.", rich_help_panel=OUT
+    ),
+]
+Batch = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--batch", min=1, help="Batch sizes to measure; default 1 and 32.", rich_help_panel=OUT
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", help="Where to convert and measure: cpu, cuda, cuda:1.",
+                 rich_help_panel=OUT),
+]  # fmt: skip
+DType = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype", callback=dtype_of, help="Floating type of the result.", rich_help_panel=OUT
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", help="Of random starts.", rich_help_panel=OUT)]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Show the plan and stop.", rich_help_panel=PLAN),
+]
+PlanOut = Annotated[
+    Path | None,
+    typer.Option("--plan-out", help="Write the plan as JSON.", rich_help_panel=PLAN),
+]
+PlanIn = Annotated[
+    Path | None,
+    typer.Option(
+        "--plan", help="Apply this plan; its settings are used.", rich_help_panel=PLAN
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON only.", rich_help_panel=TALK)
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print the verdict only.", rich_help_panel=TALK)
+]
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", "-v", help="Show every layer, unfolded.", rich_help_panel=TALK),
+]

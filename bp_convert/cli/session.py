@@ -1,0 +1,68 @@
+"""What every command needs around its work: progress, errors in four parts, exit codes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from bp_convert.errors import BpConvertError, VerificationError
+
+DONE, FAILED, USAGE, NOTHING, UNVERIFIED = 0, 1, 2, 3, 4
+
+Progress = Callable[[str, int, int], None]
+
+
+@contextmanager
+def errors_shown() -> Iterator[None]:
+    """Print this package's errors on stderr without a traceback, and exit with their code."""
+    try:
+        yield
+    except BpConvertError as problem:
+        show_error(problem)
+        raise SystemExit(UNVERIFIED if isinstance(problem, VerificationError) else FAILED) from None
+    except KeyboardInterrupt:
+        print("interrupted; nothing was written", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def show_error(problem: BpConvertError) -> None:
+    """Print where, what was found, what is allowed, and what to do."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    console.print(Text(f"bp-convert: {problem.where}", style="bold red"))
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 2), pad_edge=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("found", Text(problem.found))
+    table.add_row("allowed", Text(problem.allowed))
+    table.add_row("to do", Text(problem.fix, style="bold"))
+    console.print(table)
+
+
+@contextmanager
+def progress_shown(*, quiet: bool) -> Iterator[Progress]:
+    """Yield a callback that draws a bar on stderr; nothing is drawn where nobody looks."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda words, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("loading", total=None)
+
+        def update(words: str, done: int, total: int) -> None:
+            bars.update(task, description=words[-40:].ljust(40), completed=done, total=total)
+
+        yield update

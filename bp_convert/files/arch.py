@@ -1,0 +1,203 @@
+"""``--arch``: how to make the model that a file's weights belong to."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import torchvision
+from torch import nn
+
+from bp_convert.errors import BpConvertError, CheckpointError
+from bp_convert.files.code import covers, run_file, run_module
+from bp_convert.models import MODELS, build
+
+ARCH_FORMS = (
+    "torchvision:resnet18, timm:NAME, transformers:FOLDER, bp:NAME, FILE.py:FACTORY or "
+    "PACKAGE.MODULE:FACTORY; options follow a question mark, as in "
+    "torchvision:resnet18?num_classes=10"
+)
+Factory = Callable[..., nn.Module]
+
+
+def arch_factory(
+    arch: str, *, trust: Sequence[str] = (), typed: bool = False
+) -> Callable[[], nn.Module]:
+    """Return what makes a freshly initialised model of an architecture; download nothing.
+
+    Args:
+        arch: one of the forms in ``ARCH_FORMS``.
+        trust: packages and Python files that may be run.
+        typed: the user wrote ``arch``, which is consent to run the Python file that it names. An
+            ``arch`` that stands in a file is not.
+
+    Raises:
+        CheckpointError: the form, the name or an option is unknown, or the code is not trusted.
+            The factory itself raises it too, where the model cannot be made.
+    """
+    text, _, query = arch.partition("?")
+    options = _options(arch, query)
+    source, _, name = text.partition(":")
+    if source == "torchvision":
+        return _maker(arch, _torchvision(arch, name, options))
+    if source == "timm":
+        return _maker(arch, _timm(arch, name, options))
+    if source == "transformers":
+        return _maker(arch, _transformers(arch, name, options))
+    if source == "bp":
+        if name not in MODELS:
+            raise _unknown(arch, name, list(MODELS))
+        return _maker(arch, lambda: build(name, **options))
+    target, _, name = text.rpartition(":")
+    if not target or not name:
+        raise _bad(arch, "no known form", f"use one of these forms: {ARCH_FORMS}")
+    factory = _user_factory(arch, target, name, trust, typed)
+    return _maker(arch, lambda: factory(**options))
+
+
+def _maker(arch: str, make: Callable[[], object]) -> Callable[[], nn.Module]:
+    def factory() -> nn.Module:
+        try:
+            model = make()
+        except BpConvertError:
+            raise
+        except Exception as problem:
+            raise _bad(
+                arch,
+                f"making the model fails with {type(problem).__name__}: {problem}",
+                "correct the options, or give a FILE.py:FACTORY that takes no arguments",
+            ) from problem
+        if not isinstance(model, nn.Module):
+            raise _bad(
+                arch,
+                f"it makes a {type(model).__name__}",
+                "name a function that returns an nn.Module, or an nn.Module class",
+            )
+        return model
+
+    return factory
+
+
+def _torchvision(arch: str, name: str, options: dict[str, Any]) -> Callable[[], nn.Module]:
+    known = torchvision.models.list_models()
+    if name not in known:
+        raise _unknown(arch, name, known)
+    accepted = inspect.signature(torchvision.models.get_model_builder(name)).parameters
+    quiet: dict[str, Any] = {"weights": None}
+    if "weights_backbone" in accepted:
+        quiet["weights_backbone"] = None  # else the backbone's weights are downloaded
+    if name in {"googlenet", "inception_v3"}:
+        quiet["init_weights"] = True  # the default, which torchvision wants to hear said
+    return lambda: torchvision.models.get_model(name, **{**quiet, **options})
+
+
+def _timm(arch: str, name: str, options: dict[str, Any]) -> Callable[[], nn.Module]:
+    timm = _optional(arch, "timm")
+    if not timm.is_model(name):
+        raise _unknown(arch, name, timm.list_models())
+    return lambda: timm.create_model(name, pretrained=False, **options)
+
+
+def _transformers(arch: str, folder: str, options: dict[str, Any]) -> Callable[[], nn.Module]:
+    transformers = _optional(arch, "transformers")
+    if not Path(folder, "config.json").is_file():
+        raise _bad(
+            arch,
+            f"no config.json in the folder {folder or '(none)'}",
+            "give the local folder of a transformers model; nothing is downloaded",
+        )
+    wanted = str(options.pop("class", "AutoModel"))
+    head: Any = getattr(transformers, wanted, None)
+    if not wanted.startswith("Auto") or not hasattr(head, "from_config"):
+        near = [one for one in dir(transformers) if one.startswith("AutoModel")]
+        raise _unknown(arch, wanted, near)
+
+    def make() -> nn.Module:
+        config = transformers.AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, **options
+        )
+        model: nn.Module = head.from_config(config, trust_remote_code=False)
+        return model
+
+    return make
+
+
+def _user_factory(arch: str, target: str, name: str, trust: Sequence[str], typed: bool) -> Factory:
+    is_file = target.endswith(".py")
+    if is_file:
+        trusted = typed or str(Path(target).resolve()) in {str(Path(t).resolve()) for t in trust}
+    else:
+        trusted = covers(trust, f"{target}.{name}")
+    if not trusted:
+        top = target if is_file else target.partition(".")[0]
+        raise _bad(
+            arch,
+            f"{target} would be run to make the model",
+            f"if you trust its code: --trust {top}, in Python trust=[{top!r}]",
+        )
+    asked_by = f"--arch {arch}"
+    module = (
+        run_file(Path(target), asked_by=asked_by)
+        if is_file
+        else run_module(target, asked_by=asked_by)
+    )
+    found = getattr(module, name, None)
+    if not callable(found):
+        made = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", None) == module.__name__
+        ]
+        raise _unknown(arch, name, made)
+    factory: Factory = found
+    return factory
+
+
+def _options(arch: str, query: str) -> dict[str, Any]:
+    if not query:
+        return {}
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True)
+    except ValueError:
+        raise _bad(
+            arch, f"options {query!r}", "write them as name=value&name=value after the ?"
+        ) from None
+    for key, _ in pairs:
+        if key.startswith(("pretrained", "weights", "checkpoint", "cache", "trust_remote")):
+            raise _bad(
+                arch, f"the option {key}", "leave it out: the weights come from the model file"
+            )
+    return {key: _value(value) for key, value in pairs}
+
+
+def _value(text: str) -> object:
+    if text.lower() in {"true", "false"}:
+        return text.lower() == "true"
+    try:
+        value: object = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return value
+
+
+def _optional(arch: str, package: str) -> Any:
+    try:
+        return run_module(package, asked_by=f"--arch {arch}")
+    except CheckpointError:
+        raise _bad(
+            arch, f"{package} is not installed", f"pip install 'bp-convert[{package}]'"
+        ) from None
+
+
+def _unknown(arch: str, name: str, known: Sequence[str]) -> CheckpointError:
+    near = difflib.get_close_matches(name, known, n=4, cutoff=0.5) or list(known[:6])
+    return _bad(arch, f"no {name!r} there", f"near names: {', '.join(near) or 'none'}")
+
+
+def _bad(arch: str, found: str, fix: str) -> CheckpointError:
+    return CheckpointError(where=f"--arch {arch}", found=found, allowed=ARCH_FORMS, fix=fix)

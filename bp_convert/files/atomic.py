@@ -1,0 +1,130 @@
+"""Write files whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bp_convert.errors import CheckpointError
+
+Write = Callable[[Path], None]
+
+
+def check_output(path: Path, *, force: bool = False, suffixes: Sequence[str] = ()) -> Path:
+    """Return the real path that may be written; leave no trace.
+
+    Args:
+        suffixes: the endings that the name may have; any if empty.
+
+    Raises:
+        CheckpointError: the name has another ending, the file is there and ``force`` is not given,
+            or its folder is absent or cannot be written.
+    """
+    if suffixes and path.suffix not in suffixes:
+        raise _refused(
+            path,
+            f"the ending {path.suffix!r}" if path.suffix else "a name without an ending",
+            f"a name that ends in {' or '.join(suffixes)}",
+            f"name it {path.with_suffix(suffixes[0]).name}",
+        )
+    real = Path(os.path.realpath(path))  # a link stays; what it points at is replaced
+    try:
+        if real.is_dir():
+            raise _refused(path, "a folder", "the name of a file", "add a file name")
+        if real.exists() and not real.is_file():
+            raise _refused(path, "a device or a pipe", "a regular file", "give another name")
+        if real.exists() and not force:
+            raise _refused(
+                path, "an existing file", "a new name", "give another name, or replace with --force"
+            )
+        if not real.parent.is_dir():
+            raise _refused(
+                path, f"no folder {real.parent}", "a file in an existing folder", "make the folder"
+            )
+        probe = _temporary(real)
+        probe.touch(exist_ok=False)
+        probe.unlink()
+    except (OSError, ValueError) as problem:
+        raise _failed(path, problem) from None
+    return real
+
+
+def write_all(writes: Sequence[tuple[Path, Write]], *, force: bool = False) -> list[Path]:
+    """Write several files under temporary names, and rename them when all are complete.
+
+    Args:
+        writes: for each file its path and a function that writes it to the path that it is given.
+        force: replace existing files.
+
+    Raises:
+        CheckpointError: a file cannot be written; then nothing is left behind, and files that
+            stood there before are unchanged.
+    """
+    done: list[tuple[Path, Path]] = []
+    try:
+        for path, write in writes:
+            real = check_output(path, force=force)
+            temporary = _temporary(real)
+            done.append((temporary, real))
+            try:
+                write(temporary)
+                _sync(temporary)
+            except CheckpointError:
+                raise
+            except Exception as problem:  # OSError, and what torch and safetensors make of it
+                raise _failed(path, problem) from problem
+        for temporary, real in done:
+            try:
+                temporary.replace(real)
+            except OSError as problem:
+                raise _failed(real, problem) from problem
+    finally:
+        for temporary, _ in done:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+    for folder in {real.parent for _, real in done}:
+        with contextlib.suppress(OSError):  # not every system opens folders
+            _sync(folder)
+    return [path for path, _ in writes]
+
+
+def write_text(path: Path, text: str, *, force: bool = False) -> Path:
+    """Write a text file whole or not at all.
+
+    Raises:
+        CheckpointError: the file exists and ``force`` is not given, or it cannot be written.
+    """
+
+    def write(temporary: Path) -> None:
+        temporary.write_text(text, encoding="utf-8")
+
+    return write_all([(path, write)], force=force)[0]
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".bp-convert-{secrets.token_hex(6)}.tmp")
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _failed(path: Path, problem: Exception) -> CheckpointError:
+    reason = getattr(problem, "strerror", None) or str(problem).splitlines()[0][:200]
+    return _refused(
+        path,
+        f"it cannot be written: {reason}",
+        "a folder that can be written, with enough free space",
+        "free some space, or write somewhere else",
+    )
+
+
+def _refused(path: Path, found: str, allowed: str, fix: str) -> CheckpointError:
+    return CheckpointError(where=str(path), found=found, allowed=allowed, fix=fix)

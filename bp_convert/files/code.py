@@ -1,0 +1,141 @@
+"""The user's own code: imported only where the user named it, by --trust or by --arch."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from bp_convert.errors import CheckpointError
+
+MAIN = "__main__"  # where a training script's own classes live when they are pickled
+
+
+def covers(trust: Sequence[str], name: str) -> bool:
+    """Tell whether a dotted name falls under one of the trusted packages, prefixes or files."""
+    return any(_covers(one, name) for one in trust)
+
+
+def trusted_object(name: str, trust: Sequence[str]) -> object | None:
+    """Import the module of a trusted name and return what it defines, or None.
+
+    Only what the trusted code defines itself counts, so that a file cannot reach through it to
+    the modules it imports. Of a script and of torch only classes count: a model file has no
+    business calling their functions.
+
+    Raises:
+        CheckpointError: the code cannot be imported.
+    """
+    one = next(one for one in trust if _covers(one, name))
+    home, _, attribute = name.rpartition(".")
+    if _is_file(one):
+        module, domain = run_file(Path(one), asked_by="--trust"), None
+    else:
+        module, domain = run_module(home, asked_by=f"--trust {one}"), one
+    found = vars(module).get(attribute)
+    defined = str(getattr(found, "__module__", ""))
+    if domain is None:
+        inside = defined == module.__name__
+    else:
+        inside = defined == domain or defined.startswith(f"{domain}.")
+    if not inside or not callable(found):
+        return None
+    top = name.partition(".")[0]
+    classes_only = domain is None or top in {"torch", MAIN}
+    return None if classes_only and not isinstance(found, type) else found
+
+
+def run_file(path: Path, *, asked_by: str) -> ModuleType:
+    """Run a Python file as a module, once a process, with its folder importable.
+
+    Raises:
+        CheckpointError: there is no such file, or it fails.
+    """
+    path = path.resolve()
+    if not path.is_file():
+        raise CheckpointError(
+            where=f"{asked_by} {path}",
+            found="no Python file there",
+            allowed="the path of a .py file",
+            fix="check the path; relative paths start at the current folder",
+        )
+    name = _module_name(path)
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:  # not for a .py file
+        raise ImportError(path)
+    module = importlib.util.module_from_spec(spec)
+    _make_importable(path.parent)
+    sys.modules[name] = module  # so that the classes in it can be pickled
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as problem:
+        del sys.modules[name]
+        if isinstance(problem, KeyboardInterrupt):
+            raise
+        raise _failed(f"{asked_by} {path}", problem) from problem
+    return module
+
+
+def run_module(name: str, *, asked_by: str) -> ModuleType:
+    """Import an installed module, or one of the current folder.
+
+    Raises:
+        CheckpointError: it cannot be imported.
+    """
+    _make_importable(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as problem:
+        raise CheckpointError(
+            where=asked_by,
+            found=f"{name} cannot be imported: {problem}",
+            allowed="a package that is installed or stands in the current folder",
+            fix="install it, or run this in the folder that holds it",
+        ) from problem
+    except (Exception, SystemExit) as problem:
+        raise _failed(f"{asked_by}, importing {name}", problem) from problem
+
+
+def _covers(one: str, name: str) -> bool:
+    top = name.partition(".")[0]
+    if _is_file(one):
+        return name.rpartition(".")[0] in {MAIN, _module_name(Path(one).resolve())}
+    # The standard library is no user's package: what models need of it is admitted anyway.
+    return name.startswith(f"{one}.") and top not in sys.stdlib_module_names
+
+
+def _is_file(one: str) -> bool:
+    return one.endswith(".py")
+
+
+def _module_name(path: Path) -> str:
+    """Name the module of a file by its stem, or one of its own where that is another module's."""
+    stem = path.stem
+    if stem.isidentifier():
+        spec = sys.modules[stem].__spec__ if stem in sys.modules else importlib.util.find_spec(stem)
+        if spec is None and stem not in sys.modules:
+            return stem
+        if spec is not None and spec.origin and Path(spec.origin).resolve() == path:
+            return stem
+    return f"_file_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+
+
+def _make_importable(folder: Path) -> None:
+    """Append a folder to the import path: last, so that it cannot hide an installed package."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def _failed(where: str, problem: BaseException) -> CheckpointError:
+    return CheckpointError(
+        where=where,
+        found=f"it fails with {type(problem).__name__}: {problem}",
+        allowed="code that can be imported",
+        fix="mend it; a script's training part belongs under `if __name__ == '__main__':`",
+    )

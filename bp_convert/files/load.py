@@ -1,0 +1,186 @@
+"""A model file in, an nn.Module on the CPU out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from bp_convert.errors import CheckpointError
+from bp_convert.files.arch import ARCH_FORMS, arch_factory
+from bp_convert.files.converted import is_converted
+from bp_convert.files.inert import module_class
+from bp_convert.files.safe import read_safetensors
+from bp_convert.files.sniff import Kind, kind_of, refusal
+from bp_convert.files.state import find_states, fit_weights
+from bp_convert.files.unpickle import listed, load_admitted, load_inert
+
+# Keys under which training scripts pickle a whole model.
+_MODEL_KEYS = ("model", "net", "network", "module", "ema")
+_WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A loaded model.
+
+    Attributes:
+        model: on the CPU, in the mode and with the dtypes that it had.
+        source: what the file held, in words.
+        arch: the ``--arch`` that was used, if any.
+        notes: what was changed or left out on the way.
+    """
+
+    model: nn.Module
+    source: str
+    arch: str | None
+    notes: tuple[str, ...]
+
+
+def load_model(
+    path: str | Path,
+    *,
+    arch: str | None = None,
+    trust: Sequence[str] = (),
+    allow_missing: bool = False,
+) -> Loaded:
+    """Load a model file onto the CPU; nothing that stands in the file runs.
+
+    Args:
+        arch: how to make the model that the weights belong to (see ``ARCH_FORMS``). Weights are
+            then taken from any file that holds them, without the classes that it names.
+        trust: packages, or Python files, whose classes a pickled model may have; their code runs.
+        allow_missing: leave weights that the file lacks at their random start.
+
+    Raises:
+        CheckpointError: the file holds no model, needs ``arch`` or ``trust``, or does not fit.
+    """
+    path = Path(path)
+    if path.is_dir() and arch is not None and arch.startswith("transformers:"):
+        return _fit(
+            path, _folder_state(path), "the weights of a folder", arch, trust, allow_missing
+        )
+    kind = kind_of(path)
+    if kind is not Kind.LEGACY and is_converted(path):
+        raise refusal(
+            path,
+            "a model that bp-convert has already converted",
+            f"bp_convert.load({str(path)!r}) loads it, and `bp-convert dense {path} -o DENSE.pt` "
+            "turns it back into plain layers that can be converted again",
+        )
+    if kind is Kind.SAFETENSORS:
+        if arch is None:
+            raise _needs_arch(path, "weights without a model (safetensors)")
+        return _fit(path, read_safetensors(path), "safetensors", arch, trust, allow_missing)
+    if arch is not None:
+        content = load_inert(path, kind)
+        name = module_class(content)
+        words = f"the weights of a pickled {name}" if name else ""
+        return _fit(path, content, words, arch, trust, allow_missing)
+    return _whole(path, load_admitted(path, kind, trust=trust))
+
+
+def _whole(path: Path, content: object) -> Loaded:
+    notes: list[str] = []
+    if isinstance(content, dict):
+        keys = [key for key in _MODEL_KEYS if isinstance(content.get(key), nn.Module)]
+        if keys:
+            rest = [str(key) for key in content if key != keys[0]]
+            notes.append(f"taken from key {keys[0]!r}; left out: {listed(rest) or 'nothing'}")
+            content = content[keys[0]]
+    if not isinstance(content, nn.Module):
+        raise _not_a_model(path, content)
+    model: nn.Module = content
+    while isinstance(model, nn.DataParallel):
+        model = model.module
+        notes.append("unwrapped from DataParallel")
+    _check_whole(path, model)
+    return Loaded(model, f"a pickled {_described(model)}", None, tuple(notes))
+
+
+def _described(model: nn.Module) -> str:
+    top = type(model).__module__.partition(".")[0]
+    return (
+        f"{top} {type(model).__name__}" if top in {"torch", "torchvision"} else type(model).__name__
+    )
+
+
+def _check_whole(path: Path, model: nn.Module) -> None:
+    """Refuse a module that the pickle left without its parts."""
+    try:
+        tensors = [*model.parameters(), *model.buffers()]
+        model.state_dict()
+    except Exception as problem:
+        raise refusal(
+            path,
+            f"a {type(model).__name__} that is incomplete: {type(problem).__name__}: {problem}",
+            "write it again with torch.save(model), or give its state dict with --arch",
+        ) from problem
+    if any(one.is_meta for one in tensors):
+        raise refusal(
+            path, "a model on the meta device, which has no values", "save it with its weights"
+        )
+
+
+def _not_a_model(path: Path, content: object) -> CheckpointError:
+    if any(state for _, state in find_states(content)):
+        return _needs_arch(path, "weights without a model (a state dict or checkpoint)")
+    return refusal(path, f"a {type(content).__name__}, not a model", "give a file with a model")
+
+
+def _needs_arch(path: Path, found: str) -> CheckpointError:
+    return CheckpointError(
+        where=str(path),
+        found=found,
+        allowed="a pickled model, or weights together with --arch",
+        fix=f"say which model they belong to: --arch {ARCH_FORMS}",
+    )
+
+
+def _fit(
+    path: Path,
+    content: object,
+    words: str,
+    arch: str,
+    trust: Sequence[str],
+    allow_missing: bool,
+) -> Loaded:
+    model = arch_factory(arch, trust=trust, typed=True)()
+    place, notes = fit_weights(model, content, where=str(path), allow_missing=allow_missing)
+    held = words or ", ".join(filter(None, ("a state dict", place)))
+    return Loaded(model, f"{held}, loaded into {arch}", arch, notes)
+
+
+def _folder_state(folder: Path) -> dict[str, object]:
+    """Read the weights in a transformers folder, in one file or several."""
+    for name in _WEIGHT_FILES:
+        if (folder / name).is_file():
+            return _weights_file(folder / name)
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            try:
+                shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+                # Only names in this folder: an index is not to reach elsewhere.
+                files = sorted(folder / Path(str(one)).name for one in shards)
+            except (OSError, ValueError, KeyError, AttributeError, TypeError):
+                raise refusal(index, "an index that cannot be read", "download it again") from None
+            merged: dict[str, object] = {}
+            for file in files:
+                merged.update(_weights_file(file))
+            return merged
+    raise refusal(
+        folder,
+        f"a folder without {' or '.join(_WEIGHT_FILES)}",
+        "give the file that holds the weights",
+    )
+
+
+def _weights_file(path: Path) -> dict[str, object]:
+    kind = kind_of(path)
+    if kind is Kind.SAFETENSORS:
+        return dict(read_safetensors(path))
+    content = load_inert(path, kind)
+    return dict(content) if isinstance(content, dict) else {"": content}

@@ -1,0 +1,227 @@
+"""Find the weights in a checkpoint, match their names to a model's, and load them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from bp_convert.errors import CheckpointError
+from bp_convert.files.inert import module_class, weights_of
+from bp_convert.files.unpickle import listed
+
+# Where training scripts put the weights, the likeliest first; decides between equal matches.
+_USUAL_KEYS = (
+    *("state_dict", "model_state_dict", "model_state", "model", "net", "network", "module"),
+    *("weights", "params", "ema", "model_ema", "state_dict_ema"),
+)
+# Names that wrappers insert: DataParallel, torch.compile, FSDP, activation checkpointing.
+_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_DEPTH = 4  # dictionaries inside dictionaries
+_STEPS = 5  # prefixes one after another
+
+
+def fit_weights(
+    model: nn.Module, checkpoint: object, *, where: str, allow_missing: bool = False
+) -> tuple[str, tuple[str, ...]]:
+    """Load the weights in ``checkpoint`` that fit ``model`` best into it.
+
+    Returns:
+        Words for where they stood ("key 'model_state'"), and notes on names that were changed,
+        are missing or were left out.
+
+    Raises:
+        CheckpointError: there are no weights, none match, shapes differ, or some are missing.
+    """
+    wanted = list(model.state_dict())
+    place, state, steps = _best(checkpoint, wanted, where)
+    _check_shapes(model, state, where)
+    try:
+        result = model.load_state_dict(state, strict=False)
+    except Exception as problem:
+        raise CheckpointError(
+            where=where,
+            found=f"weights that the model does not take: {problem}",
+            allowed=f"the weights of a {type(model).__name__}",
+            fix="give the --arch that these weights belong to",
+        ) from problem
+    missing = _untied(model, result.missing_keys, state)
+    if missing and not allow_missing:
+        raise CheckpointError(
+            where=where,
+            found=f"{len(missing)} of {len(wanted)} weights are missing: {listed(missing)}",
+            allowed=f"all weights of the {type(model).__name__}",
+            fix="correct --arch, or leave them at their random start with --allow-missing",
+        )
+    notes = list(steps)
+    if missing:
+        notes.append(f"missing, left at their random start: {listed(missing)}")
+    if result.unexpected_keys:
+        notes.append(f"not in the model, left out: {listed(result.unexpected_keys)}")
+    notes.extend(_dtype_note(model, state))
+    return place, tuple(notes)
+
+
+def find_states(
+    thing: object, place: str = "", depth: int = 0
+) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Yield every set of named tensors in a checkpoint, with the key path that leads to it."""
+    if module_class(thing) is not None:
+        yield place, weights_of(thing)
+        return
+    if not isinstance(thing, Mapping) or depth > _DEPTH:
+        return
+    flat = dict(_flatten(thing))
+    if any(isinstance(value, Tensor) for value in thing.values()) or _holds_states(thing):
+        yield place, flat
+    for key, value in thing.items():
+        if isinstance(key, str) and not isinstance(value, Tensor):
+            yield from find_states(value, f"{place}.{key}" if place else key, depth + 1)
+
+
+def _holds_states(thing: Mapping[object, object]) -> bool:
+    """Tell whether a dictionary holds parts of one model: {"encoder": {...}, "decoder": ...}."""
+    parts = [value for value in thing.values() if isinstance(value, Mapping)]
+    return sum(any(isinstance(one, Tensor) for one in part.values()) for part in parts) > 1
+
+
+def _flatten(thing: Mapping[object, object], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    for key, value in thing.items():
+        if isinstance(key, str) and isinstance(value, Tensor):
+            yield f"{prefix}{key}", value
+        elif isinstance(key, str) and isinstance(value, Mapping) and prefix.count(".") < _DEPTH:
+            yield from _flatten(value, f"{prefix}{key}.")
+
+
+def _best(
+    checkpoint: object, wanted: Sequence[str], where: str
+) -> tuple[str, dict[str, Tensor], tuple[str, ...]]:
+    found = list(find_states(checkpoint))
+    if not found:
+        raise CheckpointError(
+            where=where,
+            found=f"no weights, but {_describe(checkpoint)}",
+            allowed="a state dict, or a checkpoint that holds one",
+            fix="give a file that holds the model's weights",
+        )
+    goal = frozenset(wanted)
+    best: tuple[tuple[int, int, int], str, dict[str, Tensor], tuple[str, ...]] | None = None
+    for place, state in found:
+        names, steps = match_names(list(state), goal)
+        count = sum(name in goal for name in names)
+        last = place.rpartition(".")[2]
+        rank = -_USUAL_KEYS.index(last) if last in _USUAL_KEYS else -len(_USUAL_KEYS)
+        score = (count, -len(state), rank)  # most matches, least beside them, likeliest key
+        if best is None or score > best[0]:
+            best = (score, place, dict(zip(names, state.values(), strict=True)), steps)
+    if best is None or not best[0][0]:
+        raise CheckpointError(
+            where=where,
+            found=f"weights of another model, such as {listed(list(found[0][1])[:3])}",
+            allowed=f"weights such as {listed(list(wanted)[:3])}",
+            fix="give the --arch that these weights belong to",
+        )
+    _, place, state, steps = best
+    others = [one for one, other in found if one != place and len(other) == len(state)]
+    if others:
+        steps = (*steps, f"other weights in the file, not used: {listed(sorted(set(others)))}")
+    return (f"key '{place}'" if place else "", state, steps)
+
+
+def match_names(names: Sequence[str], wanted: frozenset[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Strip (or add) prefixes while it makes more names match; return the new names, in order.
+
+    Searches sequences of steps breadth first, since of nested prefixes such as
+    ``module._orig_mod.`` only the last step makes any name match.
+    """
+    start = list(names)
+    best, best_count = start, sum(one in wanted for one in start)
+    best_steps: tuple[str, ...] = ()
+    seen = {tuple(start)}
+    queue: deque[tuple[list[str], tuple[str, ...]]] = deque([(start, ())])
+    while queue and best_count < len(wanted):
+        current, steps = queue.popleft()
+        if len(steps) == _STEPS:
+            continue
+        for new, words in _steps(current, wanted):
+            key = tuple(new)
+            if key in seen or len(set(new)) < len(new):
+                continue
+            seen.add(key)
+            count = sum(one in wanted for one in new)
+            if count > best_count:
+                best, best_count, best_steps = new, count, (*steps, words)
+            queue.append((new, (*steps, words)))
+    return best, best_steps
+
+
+def _steps(names: Sequence[str], wanted: frozenset[str]) -> Iterator[tuple[list[str], str]]:
+    parts = [name.split(".") for name in names]
+    for wrapper in _WRAPPERS:
+        if any(wrapper in one for one in parts):
+            new = [".".join(part for part in one if part != wrapper) for one in parts]
+            yield new, f"{wrapper}. removed from the names"
+    for prefix in _common_heads(names):
+        new = [name.removeprefix(f"{prefix}.") for name in names]
+        yield new, f"prefix {prefix}. removed from the names"
+    for prefix in _common_heads(list(wanted)):
+        if not any(name.startswith(f"{prefix}.") for name in names):
+            yield [f"{prefix}.{name}" for name in names], f"prefix {prefix}. added to the names"
+
+
+def _common_heads(names: Sequence[str]) -> list[str]:
+    """Return the first components that at least half of the names share."""
+    counts: dict[str, int] = {}
+    for name in names:
+        head, dot, _ = name.partition(".")
+        if dot:
+            counts[head] = counts.get(head, 0) + 1
+    return [head for head, count in counts.items() if 2 * count >= len(names)]
+
+
+def _check_shapes(model: nn.Module, state: Mapping[str, Tensor], where: str) -> None:
+    own = {
+        name: value
+        for name, value in model.state_dict(keep_vars=True).items()
+        if isinstance(value, Tensor) and not is_lazy(value)
+    }
+    wrong = [
+        f"{name}: {tuple(value.shape)} in the file, {tuple(own[name].shape)} in the model"
+        for name, value in state.items()
+        if name in own and value.shape != own[name].shape
+    ]
+    if wrong:
+        raise CheckpointError(
+            where=where,
+            found=f"{len(wrong)} weights of other shapes: {'; '.join(wrong[:8])}"
+            + (f"; and {len(wrong) - 8} more" if len(wrong) > 8 else ""),
+            allowed="weights of the model's own shapes",
+            fix="correct --arch; its options follow a question mark, such as "
+            "--arch torchvision:resnet18?num_classes=10",
+        )
+
+
+def _untied(model: nn.Module, missing: Sequence[str], state: Mapping[str, Tensor]) -> list[str]:
+    """Drop from ``missing`` the names of tensors that were loaded under another name."""
+    own = model.state_dict(keep_vars=True)
+    loaded = {id(own[name]) for name in state if name in own}
+    return [name for name in missing if id(own.get(name)) not in loaded]
+
+
+def _dtype_note(model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[str]:
+    def floats(tensors: Sequence[Tensor]) -> set[torch.dtype]:
+        return {one.dtype for one in tensors if one.is_floating_point()}
+
+    own, given = floats(list(model.parameters())), floats(list(state.values()))
+    if len(own) == 1 and given and given != own:
+        words = ", ".join(sorted(str(one).removeprefix("torch.") for one in given))
+        yield f"weights are {words} in the file, {str(next(iter(own)))[6:]} in the model"
+
+
+def _describe(thing: object) -> str:
+    if isinstance(thing, Mapping):
+        return f"a dictionary of {listed([str(key) for key in thing]) or 'nothing'}"
+    return f"a {type(thing).__name__}"

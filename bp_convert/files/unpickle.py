@@ -1,0 +1,174 @@
+"""The safe loader: torch's own weights-only unpickler, with a list of names that we choose."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+
+from bp_convert.errors import CheckpointError
+from bp_convert.files.admit import admit, is_weapon
+from bp_convert.files.code import MAIN, covers
+from bp_convert.files.inert import inert_class, module_class
+from bp_convert.files.sniff import Kind, refusal
+
+_SHOWN = 8  # names listed in a message
+_LOCK = threading.Lock()  # torch keeps the names it admits in one global list
+
+
+def names_in(path: Path) -> list[str]:
+    """List the names that a torch.save file uses beyond plain tensors; import nothing.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    try:
+        return sorted(get_unsafe_globals_in_checkpoint(path))
+    except Exception as problem:
+        raise _damaged(path, problem) from None
+
+
+def refused_names(path: Path, trust: Sequence[str] = ()) -> list[str]:
+    """List the names in a torch.save file that are not admitted."""
+    return [name for name in names_in(path) if admit(name, trust) is None]
+
+
+def load_admitted(path: Path, kind: Kind, *, trust: Sequence[str] = ()) -> object:
+    """Load a torch.save file onto the CPU if every name in it is admitted.
+
+    Raises:
+        CheckpointError: a name is refused, or the file is damaged.
+    """
+    if kind is Kind.LEGACY:
+        return _load(path, {})
+    admitted = {name: admit(name, trust) for name in names_in(path)}
+    refused = [name for name, found in admitted.items() if found is None]
+    if refused:
+        if all(covers(trust, name) and not is_weapon(name) for name in refused):
+            raise _not_defined(path, refused, trust)
+        raise _refused(path, refused, _is_whole_model(path, refused))
+    return _load(path, {name: found for name, found in admitted.items() if found is not None})
+
+
+def load_inert(path: Path, kind: Kind) -> object:
+    """Load the data of a torch.save file onto the CPU; what it names becomes ``Inert``.
+
+    Raises:
+        CheckpointError: a name can only be meant to do harm, or the file is damaged.
+    """
+    if kind is Kind.LEGACY:
+        return _load(path, {})
+    names = names_in(path)
+    harmful = [name for name in names if is_weapon(name)]
+    if harmful:
+        raise _refused(path, harmful, whole=False)
+    try:
+        return _load(path, {name: inert_class(name) for name in names})
+    except CheckpointError:
+        # An unknown class may be a dictionary; torch's unpickler wants to know before.
+        return _load(path, {name: inert_class(name, as_dict=True) for name in names})
+
+
+def listed(names: Sequence[str]) -> str:
+    """Join names for a message, the first few in full."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _load(path: Path, names: Mapping[str, object]) -> object:
+    with _LOCK, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about pickle protocols, in torch's words
+        try:
+            with safe_globals([(found, name) for name, found in names.items() if callable(found)]):
+                return torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as problem:
+            raise _damaged(path, problem) from None
+
+
+def _is_whole_model(path: Path, refused: Sequence[str]) -> bool:
+    if any(is_weapon(name) for name in refused):
+        return False
+    try:
+        return module_class(load_inert(path, Kind.TORCH)) is not None
+    except CheckpointError:
+        return False
+
+
+def _refused(path: Path, names: Sequence[str], whole: bool) -> CheckpointError:
+    harmful = [name for name in names if is_weapon(name)]
+    if harmful:
+        return CheckpointError(
+            where=str(path),
+            found=f"it names {listed(harmful)}, which no model needs and an attack would; "
+            "nothing was run",
+            allowed="names of torch.nn, torchvision and bp_convert modules",
+            fix="do not load this file anywhere; ask its author for the weights as .safetensors",
+        )
+    weights = "--arch takes its weights only, such as --arch torchvision:resnet18"
+    if MAIN in {name.partition(".")[0] for name in names}:
+        mine = next(name for name in names if name.startswith(f"{MAIN}."))
+        weights = f"--arch FILE.py:{mine.rpartition('.')[2]} takes its weights only"
+    never = [name for name in names if name.partition(".")[0] in sys.stdlib_module_names]
+    flags = " ".join(f"--trust {one}" for one in dict.fromkeys(map(_trustable, names)))
+    trusting = f"{flags} (their code runs; trust only what you would run yourself" + (
+        ", FILE.py being the script that defines it)" if "FILE.py" in flags else ")"
+    )
+    if never:  # the standard library cannot be trusted as a whole
+        trusting = f"save the model again without what is {listed(never)} in it"
+    return CheckpointError(
+        where=str(path),
+        found=f"it names {listed(names)}; nothing was run",
+        allowed="names of torch.nn, torchvision and bp_convert modules",
+        fix=f"{trusting}; or {weights}" if whole else f"{weights}; or {trusting}",
+    )
+
+
+def _not_defined(path: Path, names: Sequence[str], trust: Sequence[str]) -> CheckpointError:
+    return CheckpointError(
+        where=str(path),
+        found=f"it names {listed(names)}, which {listed(trust)} does not define; nothing was run",
+        allowed="classes that the trusted code defines itself",
+        fix="trust the package or file that defines them, or take the weights only, with --arch",
+    )
+
+
+def _trustable(name: str) -> str:
+    """Return what to trust for a name to be admitted: as little of torch as will do."""
+    top = name.partition(".")[0]
+    if top == MAIN:
+        return "FILE.py"
+    return name.rpartition(".")[0] if top in {"torch", "torchvision", "bp_convert"} else top
+
+
+def _damaged(path: Path, problem: Exception) -> CheckpointError:
+    """Say in our words why torch could not read a file; torch's advice is to drop the safety."""
+    text = str(problem)
+    if "Unsupported operand" in text:
+        found = "a pickle of a protocol that the safe loader does not read"
+        fix = "save it again with torch.save and its default pickle protocol"
+    elif "persistent_load" in text or "persistent id" in text:
+        found = "a whole model in the format of torch 1.5 or older, which cannot be loaded safely"
+        fix = "load it where it was made and save it again, or its state dict for --arch"
+    elif "GLOBAL" in text:
+        name = text.partition("GLOBAL ")[2].split(" ")[0]
+        found = f"a file in the format of torch 1.5 or older that names {name}; nothing was run"
+        fix = "load it where you trust it and save only the state dict"
+    elif "weights_only" in text.splitlines()[0] if text else False:
+        found, fix = _unreadable(problem, text.partition("WeightsUnpickler error:")[2])
+    else:
+        found, fix = _unreadable(problem, text)
+    return refusal(path, found, fix)
+
+
+def _unreadable(problem: Exception, text: str) -> tuple[str, str]:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    reason = lines[0][:200] if lines and "weights_only" not in lines[0] else type(problem).__name__
+    return (
+        f"a damaged file, or a pickle that does more than hold a model ({reason})",
+        "copy or download it again, or ask its author for the weights as .safetensors",
+    )

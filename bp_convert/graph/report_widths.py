@@ -1,0 +1,168 @@
+"""Chosen sizes written down as a plan, with a reason in words for every layer that stays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import sympy
+from torch import nn
+
+from bp_convert.graph.analysis import Analysis
+from bp_convert.graph.choose import Choice
+from bp_convert.graph.forms import Attr
+from bp_convert.graph.symbols import expr_of
+from bp_convert.graph.width_plan import AttrChange, Resize, Size, TargetWidth, WidthPlan
+from bp_convert.kinds import Kind
+
+_INPUTS = ("in_features", "in_channels", "input_size")
+
+
+@dataclass(frozen=True)
+class Report:
+    """Turns an analysis and the sizes chosen for it into a WidthPlan."""
+
+    analysis: Analysis
+    choice: Choice
+
+    def plan(self) -> WidthPlan:
+        """Write the plan.
+
+        Raises:
+            ArithmeticError: a size has no whole value at the chosen sizes.
+        """
+        return WidthPlan(
+            targets={name: self._target(name) for name in self.analysis.sites},
+            resizes=tuple(self._resizes()),
+            attrs=tuple(self._attrs()),
+            verified=True,
+            never_called=tuple(n for n in self.analysis.sites if not self.analysis.calls(n)),
+            output_layers=self._output_layers(),
+            groups=tuple(self.choice.groups()),
+        )
+
+    def _resizes(self) -> list[Resize]:
+        found: list[Resize] = []
+        seen: set[int] = set()
+        names = self._names()
+        resolve = self.analysis.system.resolve
+        for held in self.analysis.ghost.held.values():
+            for key, tensor, shape in held.state():
+                sizes = [expr_of(size) for size in shape]
+                before, after = tuple(tensor.shape), tuple(self.choice.new(s) for s in sizes)
+                if before == after or id(tensor) in seen:
+                    continue
+                seen.add(id(tensor))
+                groups = tuple(
+                    None if old == new else _words(resolve(size), names)
+                    for size, old, new in zip(sizes, before, after, strict=True)
+                )
+                found.append(Resize(join(held.name, key), before, after, groups))
+        return found
+
+    def _attrs(self) -> list[AttrChange]:
+        found: list[AttrChange] = []
+        for held in self.analysis.ghost.held.values():
+            for key, before, size in held.attributes():
+                new = self._new(size)
+                if new != before:
+                    path, _, attr = key.rpartition(".")
+                    found.append(AttrChange(join(held.name, path), attr, before, new))
+        return found
+
+    def _new(self, size: Attr) -> Size:
+        if isinstance(size, tuple):
+            return tuple(self.choice.new(expr_of(one)) for one in size)
+        return self.choice.new(expr_of(size))
+
+    def _target(self, name: str) -> TargetWidth:
+        held = self.analysis.ghost.held.get(name)
+        if held is None:
+            return self._part(name)
+        inputs, outputs = self.analysis.sites[name].widths(held.module)
+        given = next((held.sizes.attrs[k] for k in _INPUTS if k in held.sizes.attrs), inputs)
+        new_inputs = self._new(given)
+        width = self.analysis.width(name)
+        new_outputs = outputs if width is None else self.choice.new(width)
+        assert isinstance(new_inputs, int)
+        reason = None if new_outputs != outputs else self._reason(name)
+        return TargetWidth(name, inputs, new_inputs, outputs, new_outputs, reason)
+
+    def _part(self, name: str) -> TargetWidth:
+        """Return the widths of a layer whose tensors belong to the module that holds it."""
+        module = self.analysis.ghost.source.get_submodule(name)
+        inputs, outputs = self.analysis.sites[name].widths(module)
+        parent, _, own = name.rpartition(".")
+        held = self.analysis.ghost.held.get(parent)
+        size = None if held is None else held.sizes.attrs.get(f"{own}.out_features")
+        if size is None:
+            fixed = self.analysis.ghost.fixed.items()
+            why = next((r for n, r in fixed if f"{name}.".startswith(f"{n}." if n else "")), "")
+            return TargetWidth(name, inputs, inputs, outputs, outputs, why)
+        new = self._new(size)
+        assert isinstance(new, int)
+        reason = None if new != outputs else f"it is part of {parent}, which keeps its width"
+        return TargetWidth(name, inputs, new, outputs, new, reason)
+
+    def _reason(self, name: str) -> str:
+        """Say why a layer's output keeps its width."""
+        if self.choice.alpha == 1:
+            return "alpha is 1"
+        system, width = self.analysis.system, self.analysis.width(name)
+        if name in self.choice.roots:
+            if not self.analysis.calls(name):
+                return "never called on the example input"
+            frozen = self.choice.reason(name)
+            if frozen is not None:
+                return frozen.removeprefix(f"{name} is ")
+        if width is None:
+            return "its width is not known"
+        equality = system.why_fixed(width)
+        if equality is not None and system.resolve(width).is_number:
+            return f"fixed to {system.resolve(width)} by {equality.origin}"
+        if name not in self.choice.roots:
+            return "it follows the layers around it, which keep their width here"
+        return f"its width is {_words(system.resolve(width), self._names())}, which stays"
+
+    def _output_layers(self) -> tuple[str, ...]:
+        sizes = [size for _, _, size in self.analysis.axes()]
+        reached = self.analysis.system.roots(sizes)
+        return tuple(
+            name
+            for name in self.choice.wishes
+            if self.choice.roots[name] & reached or name in self.analysis.heads
+        )
+
+    def _names(self) -> dict[sympy.Symbol, sympy.Expr]:
+        """Name every symbol after a layer whose width it is, or else after where it stands."""
+        names: dict[sympy.Symbol, sympy.Expr] = {}
+        for name, wish in self.choice.wishes.items():
+            times, root = self.analysis.system.resolve(wish.width).as_coeff_Mul()
+            if root.is_Symbol:
+                names.setdefault(root, sympy.Symbol(f"{name}.out") / times)
+        for symbol, name in self.analysis.ghost.env.names.items():
+            names.setdefault(symbol, sympy.Symbol(name))
+        return names
+
+
+def unchanged(model: nn.Module, sites: Mapping[str, Kind], failure: str) -> WidthPlan:
+    """Return a plan in which every layer keeps its width for one reason."""
+    targets = {}
+    for name, kind in sites.items():
+        inputs, outputs = kind.widths(model.get_submodule(name))
+        targets[name] = TargetWidth(name, inputs, inputs, outputs, outputs, failure)
+    return WidthPlan(targets=targets, failure=failure)
+
+
+def join(path: str, name: str) -> str:
+    """Join two parts of a dotted name, either of which may be empty."""
+    return f"{path}.{name}" if path and name else path or name
+
+
+def _words(expr: sympy.Expr, names: Mapping[sympy.Symbol, sympy.Expr]) -> str:
+    """Write a size over the names of layers."""
+    used = {symbol: names[symbol] for symbol in expr.free_symbols}
+    if expr.is_polynomial():
+        return str(sympy.expand(expr.xreplace(used)))
+    layers = sorted({str(s) for name in used.values() for s in name.free_symbols})
+    return f"computed from {', '.join(layers)}"

@@ -1,0 +1,106 @@
+"""What a bilinear LSTM asks of its arguments and inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from bp_convert.errors import FactorError
+from bp_convert.kron.pairs import nearest_pair
+from bp_convert.layers.checks import checked
+from bp_convert.values.factors import FactorSpec
+
+
+def check_fields(num_layers: int, dropout: float, proj_size: int) -> None:
+    """Refuse constructor fields that cannot be.
+
+    Raises:
+        FactorError: no layers, a dropout that is no probability, or projected states.
+    """
+    if proj_size:
+        raise FactorError(
+            where="BPLSTM",
+            found=f"proj_size={proj_size}",
+            allowed="proj_size=0: projected LSTMs are not factored",
+            fix="keep this LSTM dense",
+        )
+    if num_layers < 1:
+        raise FactorError(
+            where="BPLSTM",
+            found=f"num_layers={num_layers}",
+            allowed="at least 1",
+            fix="give the number of stacked layers",
+        )
+    if not 0 <= dropout <= 1:
+        raise FactorError(
+            where="BPLSTM",
+            found=f"dropout={dropout}",
+            allowed="a probability, 0 to 1",
+            fix="give the share of values that are zeroed between layers",
+        )
+
+
+def lstm_factors(
+    given: Mapping[str, FactorSpec] | None,
+    input_size: int,
+    hidden_size: int,
+    *,
+    num_layers: int,
+    bidirectional: bool,
+    rank: int,
+) -> dict[str, FactorSpec]:
+    """Return one checked FactorSpec a matrix, by role: ``ih_l0``, ``hh_l0``, ``ih_l1``, ...
+
+    Raises:
+        FactorError: a role that is missing or unknown, or pairs that do not fit.
+    """
+    factors = {}
+    for layer in range(num_layers):
+        inputs = hidden_size * (2 if bidirectional else 1) if layer else input_size
+        for role, width in ((f"ih_l{layer}", inputs), (f"hh_l{layer}", hidden_size)):
+            if given is None:
+                out, inp = nearest_pair(hidden_size), nearest_pair(width)
+                spec = FactorSpec(out=out, inp=inp, rank=rank)
+            elif role in given:
+                spec = given[role]
+            else:
+                raise FactorError(
+                    where=f"BPLSTM, factors[{role!r}]",
+                    found=f"factors for {', '.join(given) or 'nothing'}",
+                    allowed="one FactorSpec for ih and hh of each layer",
+                    fix=f"add {role!r}, or leave factors out",
+                )
+            factors[role] = checked(f"BPLSTM, {role}", spec, inputs=width, outputs=hidden_size)
+    unknown = sorted(set(given or ()) - set(factors))
+    if unknown:
+        raise FactorError(
+            where="BPLSTM, factors",
+            found=", ".join(unknown),
+            allowed=", ".join(factors),
+            fix="both directions of a layer share its factors; leave the others out",
+        )
+    return factors
+
+
+def check_input(x: Tensor, input_size: int) -> None:
+    """Refuse an input of the wrong width, with torch's own type of error.
+
+    Raises:
+        RuntimeError: the last axis is not the input size, or there is no step.
+    """
+    if x.shape[-1] != input_size:
+        raise RuntimeError(f"BPLSTM: input.size(-1) must be {input_size}, got {x.shape[-1]}")
+    if x.shape[0] == 0:
+        raise RuntimeError("BPLSTM: the sequence must have at least one step")
+
+
+def check_state(hx: tuple[Tensor, Tensor], wanted: tuple[int, ...]) -> None:
+    """Refuse initial states of the wrong shape, with torch's own type of error.
+
+    Raises:
+        RuntimeError: a shape other than (layers * directions, N, H), or (.., H) for one sequence.
+    """
+    for name, state in zip(("h_0", "c_0"), hx, strict=True):
+        if tuple(state.shape) != wanted:
+            raise RuntimeError(f"BPLSTM: {name} must be {wanted}, got {tuple(state.shape)}")

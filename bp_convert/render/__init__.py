@@ -1,0 +1,1 @@
+"""Plans and reports as people read them: terminal, Markdown, HTML, JSON, and one verdict."""

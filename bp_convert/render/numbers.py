@@ -1,0 +1,38 @@
+"""Numbers as a person reads them."""
+
+from __future__ import annotations
+
+from bp_convert.values.plan import Totals
+
+
+def short(count: float) -> str:
+    """Return 999, 12.3k, 4.56M or 7.89G."""
+    for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(count) >= limit:
+            value = count / limit
+            return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}{suffix}"
+    return f"{count:.0f}"
+
+
+def size(count: float) -> str:
+    """Return bytes as 999 B, 12.3 kB, 4.56 MB or 7.89 GB."""
+    text = short(count)
+    return f"{text[:-1]} {text[-1]}B" if text[-1].isalpha() else f"{text} B"
+
+
+def percent(share: float) -> str:
+    """Return a share as a percentage, finer where it is small."""
+    value = 100 * share
+    if 0 < abs(value) < 0.1:
+        return "less than 0.1 %"
+    return f"{value:.1f} %" if abs(value) < 10 else f"{value:.0f} %"
+
+
+def change(totals: Totals) -> str:
+    """Say how a total changed: 74 % less, 3.2x, unchanged."""
+    ratio = totals.ratio
+    if totals.before == totals.after:
+        return "unchanged"
+    if ratio > 1:
+        return f"{percent(ratio - 1)} more"
+    return f"{percent(1 - ratio)} less"

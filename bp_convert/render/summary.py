@@ -1,0 +1,85 @@
+"""The verdict: what was saved, what it costs, and whether training is needed, in plain words."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from bp_convert.render.numbers import change, percent, short
+from bp_convert.values.report import LayerReport, Report
+
+USABLE = 0.01  # relative difference of the outputs below which nothing needs to be trained
+CLOSE = 0.1
+
+
+def verdict(report: Report) -> str:
+    """Return one paragraph that a user can act on."""
+    done = [layer for layer in report.layers if layer.action == "replaced"]
+    if not done:
+        return _nothing(report)
+    return " ".join(part for part in (_saved(report), _quality(report, done), _speed(report)) if part)
+
+
+def energy_kept(layers: list[LayerReport]) -> float | None:
+    """Return the share of the squared weights that the factors keep, weighted by parameters."""
+    fitted = [layer for layer in layers if layer.fit_error is not None]
+    total = sum(layer.params_before for layer in fitted)
+    if not total:
+        return None
+    return sum(layer.params_before * (1 - (layer.fit_error or 0) ** 2) for layer in fitted) / total
+
+
+def _nothing(report: Report) -> str:
+    reasons = Counter(layer.reason for layer in report.layers if layer.reason)
+    if not reasons:
+        return "Nothing was converted: the model holds no layer of a known kind."
+    reason, count = reasons.most_common(1)[0]
+    hint = ""
+    if "dense layer" in reason:
+        hint = " --convert-anyway trades that speed for size."
+    return f"Nothing was converted; {count} of {len(report.layers)} layers: {reason}.{hint}"
+
+
+def _saved(report: Report) -> str:
+    params, macs = report.totals.params, report.totals.macs
+    head = "Saved" if params.after < params.before else "Grew by"
+    share = percent(abs(1 - params.ratio))
+    text = f"{head} {share} of the parameters ({short(params.before)} to {short(params.after)})"
+    if macs is not None:
+        text += f"; multiply-adds {change(macs)}"
+    return text + "."
+
+
+def _quality(report: Report, done: list[LayerReport]) -> str:
+    gap = None if report.verification is None else report.verification.output_error
+    kept = energy_kept(done)
+    random = [layer for layer in done if any("starts from noise" in note for note in layer.notes)]
+    if random:
+        every = "It" if len(random) == len(done) else f"{len(random)} of {len(done)} layers"
+        return f"{every} start{'s' if every == 'It' else ''} from noise: train it before use."
+    if gap is not None and gap < USABLE:
+        return f"Outputs differ by {percent(gap)} on random input: usable as it is."
+    if kept is None:
+        return ""
+    ranks = {layer.rank for layer in done}
+    what = f"Rank {ranks.pop()}" if len(ranks) == 1 else "The factors"
+    verb = "keeps" if what.startswith("Rank") else "keep"
+    text = f"{what} {verb} {percent(kept)} of these weights' energy"
+    if gap is None:
+        return text + ("." if kept > 1 - CLOSE**2 else "; expect to train it before use.")
+    if gap < CLOSE:
+        return f"{text}; outputs differ by {percent(gap)} on random input: check its accuracy."
+    return f"{text}; outputs differ by {percent(gap)} on random input: train it before use."
+
+
+def _speed(report: Report) -> str:
+    slower = [one for one in report.latency if one.speedup < 1]
+    if slower:
+        worst = min(slower, key=lambda one: one.speedup)
+        return f"It is slower: {1 / worst.speedup:.1f}x the dense time at batch {worst.batch}."
+    if report.latency:
+        best = min(report.latency, key=lambda one: one.speedup)
+        return f"It is {best.speedup:.1f}x as fast at batch {best.batch}."
+    told = sum(any("slower" in note for note in layer.notes) for layer in report.layers)
+    if told:
+        return f"{told} layers are expected to be slower than before (measure with --measure)."
+    return ""

@@ -1,0 +1,124 @@
+"""A report in a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from bp_convert.render import words
+from bp_convert.render.fold import Row, fold, middle, unfolded
+from bp_convert.render.numbers import short
+from bp_convert.values.report import Report
+
+WIDTH = 80
+_PAIRS = 14  # columns at most
+_FIXED = 8 + 6 + 6 + 5 + 8  # action, params, after, error, gaps
+_COLOURS = {"replaced": "green", "widened": "yellow", "kept": ""}
+
+
+def show(report: Report, console: Console, *, every: bool = False) -> None:
+    """Print a report.
+
+    Args:
+        every: one row a layer, instead of folding repeated ones.
+    """
+    console.print(rendered(report, every=every))
+
+
+def rendered(report: Report, *, every: bool = False) -> RenderableType:
+    """Return the whole report as one renderable."""
+    parts: list[RenderableType] = [_head(report)]
+    rows = unfolded(report.layers) if every else fold(report.layers)
+    if rows:
+        parts.append(_table(rows))
+    parts += _kept(report)
+    parts.append(_totals(report))
+    parts += _lines("speed", [words.latency(one) for one in report.latency])
+    if report.verification is not None:
+        parts += _lines("checked", words.verification(report))
+    parts += _lines("note", words.notes(report))
+    parts.append(Text())
+    parts.append(Text(report.verdict, style="bold"))
+    return Group(*parts)
+
+
+def _head(report: Report) -> Text:
+    text = Text(report.model.rpartition(".")[2], style="bold")
+    if report.source:
+        text.append(f"  {report.source}", style="not bold")
+    if report.assumed:
+        text.append(f"\nassumed {report.assumed}", style="dim not bold")
+    return text
+
+
+def _table(rows: list[Row]) -> Table:
+    pairs = min(_PAIRS, max(6, *(len(words.pairs_of(row.layer)) for row in rows)))
+    ranks = max(len(short(row.layer.rank or 0)) for row in rows)
+    kinds = max(4, *(len(row.layer.kind) for row in rows))
+    names = WIDTH - _FIXED - pairs - ranks - kinds
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    table.add_column("layer", no_wrap=True, max_width=names)
+    table.add_column("kind", no_wrap=True)
+    table.add_column("action", no_wrap=True)
+    table.add_column("out|in", no_wrap=True, overflow="ellipsis")
+    table.add_column("R", justify="right", no_wrap=True)
+    table.add_column("params", justify="right", no_wrap=True)
+    table.add_column("after", justify="right", no_wrap=True)
+    table.add_column("error", justify="right", no_wrap=True)
+    for row in rows:
+        layer = row.layer
+        count = f" x{row.count}" if row.count > 1 else ""
+        table.add_row(
+            Text(middle(row.name, names - len(count)) + count),
+            Text(layer.kind),
+            Text(layer.action, style=_COLOURS[layer.action]),
+            Text(middle(words.pairs_of(layer), pairs)),
+            Text("" if layer.rank is None else short(layer.rank)),
+            Text(short(row.params_before)),
+            Text(short(row.params_after)),
+            Text(_error(row.errors)),
+        )
+    return table
+
+
+def _error(errors: tuple[float, ...]) -> str:
+    """Write the largest relative error of a row."""
+    if not errors:
+        return ""
+    high = max(errors)
+    return f"{high:.2f}" if high >= 0.005 or high == 0 else f"{high:.0e}"
+
+
+def _kept(report: Report) -> list[RenderableType]:
+    found = words.kept(report)
+    if not found:
+        return []
+    text = Text("\nleft dense", style="bold")
+    for count, reason, example in found:
+        text.append(f"\n{count:5d}  {reason}", style="not bold")
+        text.append(f"  [{middle(example, 30)}]", style="dim not bold")
+    return [text]
+
+
+def _totals(report: Report) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False, title="")
+    for column in range(4):
+        table.add_column(justify="right" if column in (1, 2) else "left", no_wrap=column < 3)
+    for name, before, after, change in words.totals(report):
+        table.add_row(Text(name, style="bold"), before, f"to {after}", Text(change))
+    table.caption = "per example; 1 multiply-add (MAC) = 2 FLOPs"
+    table.caption_justify = "left"
+    return table
+
+
+def _lines(name: str, lines: list[str]) -> list[RenderableType]:
+    if not lines:
+        return []
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for number, line in enumerate(lines):
+        table.add_row(name if number == 0 else "", Text(line))
+    return [table]

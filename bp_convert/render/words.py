@@ -1,0 +1,107 @@
+"""The lines that every form of the report shares."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from bp_convert.render.numbers import change, percent, short, size
+from bp_convert.values.factors import FactorSpec
+from bp_convert.values.plan import Totals
+from bp_convert.values.report import Latency, LayerReport, Report
+
+
+def pairs_of(layer: LayerReport) -> str:
+    """Write a layer's factorisation as out|in, such as 16x32|24x24."""
+    specs = list(layer.pairs.values())
+    if not specs:
+        return ""
+    return _pair(specs[0]) + (f" +{len(specs) - 1}" if len(specs) > 1 else "")
+
+
+def _pair(spec: FactorSpec) -> str:
+    (k1, k2), (d1, d2) = spec.out, spec.inp
+    return f"{k1}x{k2}|{d1}x{d2}"
+
+
+def totals(report: Report) -> list[tuple[str, str, str, str]]:
+    """Return (what, before, after, change) for each total."""
+    found: list[tuple[str, str, str, str]] = []
+    every: list[tuple[str, Totals | None]] = [
+        ("parameters", report.totals.params),
+        ("multiply-adds", report.totals.macs),
+        ("size", report.totals.bytes),
+    ]
+    for name, total in every:
+        if total is None:
+            found.append((name, "?", "?", "not counted: no example input"))
+        else:
+            form = size if name == "size" else short
+            found.append((name, form(total.before), form(total.after), change(total)))
+    return found
+
+
+def kept(report: Report) -> list[tuple[int, str, str]]:
+    """Return (count, reason, an example) of the layers that stay dense, commonest first."""
+    stay = [layer for layer in report.layers if layer.action != "replaced"]
+    counts = Counter(_plain(layer.reason) for layer in stay)
+    return [
+        (
+            count,
+            reason,
+            next(layer.name for layer in stay if _plain(layer.reason) == reason),
+        )
+        for reason, count in counts.most_common()
+    ]
+
+
+def layers(count: int) -> str:
+    """Write a number of layers."""
+    return "1 layer" if count == 1 else f"{count} layers"
+
+
+def _plain(reason: str) -> str:
+    """Drop what differs from layer to layer, so that one reason is one line."""
+    return reason.split(" (predicted")[0]
+
+
+def notes(report: Report) -> list[str]:
+    """Return remarks on the model and, counted, on its layers."""
+    counts = Counter(_plain(note) for layer in report.layers for note in layer.notes)
+    asked = "starts from noise: as asked"
+    lines = [f"{layers(count)}: {note}" for note, count in counts.most_common() if note != asked]
+    if counts[asked]:
+        lines.append(f"{layers(counts[asked])} from noise, as asked")
+    return [*report.notes, *lines]
+
+
+def latency(one: Latency) -> str:
+    """Say one measurement in a line."""
+    if one.speedup >= 1:
+        words = f"{one.speedup:.2f}x as fast"
+    else:
+        words = f"SLOWER: {1 / one.speedup:.2f}x the dense time"
+    peak = ""
+    if one.dense_peak_bytes and one.converted_peak_bytes:
+        peak = f", peak {size(one.dense_peak_bytes)} to {size(one.converted_peak_bytes)}"
+    return (
+        f"batch {one.batch}: {one.dense_ms:.2f} ms to {one.converted_ms:.2f} ms "
+        f"(spread {one.dense_spread_ms:.2f}, {one.converted_spread_ms:.2f}), {words}{peak}; "
+        f"{one.device}, {one.threads} threads, {one.repeats} runs"
+    )
+
+
+def verification(report: Report) -> list[str]:
+    """Say what running the converted model showed."""
+    found = report.verification
+    if found is None:
+        return ["not run: no example input is known (--input)"]
+    done = ["eval"] if found.ran_eval else []
+    done += ["train"] if found.ran_train else []
+    line = f"runs in {' and '.join(done)} mode, output shapes as before"
+    if found.gradients:
+        line += ", every new parameter gets a gradient"
+    line += ", source untouched"
+    lines = [line]
+    if found.output_error is not None:
+        lines.append(f"outputs differ by {percent(found.output_error)} on a fixed random input")
+    return [*lines, *found.notes]

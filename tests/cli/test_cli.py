@@ -1,0 +1,282 @@
+"""The command line on real files: what it prints, what it writes, how it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+import torchvision
+from torch import nn
+from typer.testing import CliRunner, Result
+
+import bp_convert
+from bp_convert.cli.app import app
+from bp_convert.models import build
+from bp_convert.render.machine import schema
+from tests.tolerances import assert_near
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def ok(*words: object) -> Result:
+    done = run(*words)
+    assert done.exit_code == 0, done.output + done.stderr
+    return done
+
+
+@pytest.fixture
+def mlp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A pickled MLP in a folder of its own, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "mlp.pt"
+    torch.save(nn.Sequential(nn.Linear(768, 768), nn.ReLU(), nn.Linear(768, 10)), path)
+    return path
+
+
+def test_a_model_in_a_model_out(mlp: Path) -> None:
+    done = ok(mlp, "--rank", "0.25", "--convert-anyway", "-o", "small.pt")
+    assert "replaced" in done.stdout
+    assert "wrote small.pt" in done.stdout
+    source = torch.load(mlp, weights_only=False)
+    small = bp_convert.load("small.pt")
+    assert type(small) is nn.Sequential
+    assert sum(p.numel() for p in small.parameters()) < 0.3 * sum(p.numel() for p in source.parameters())
+    assert small(torch.randn(3, 768)).shape == (3, 10)
+
+
+def test_the_default_name_stands_in_this_folder(mlp: Path) -> None:
+    done = ok(mlp, "--convert-anyway")
+    assert "wrote mlp-bp.pt" in done.stdout
+    assert Path("mlp-bp.pt").exists()
+
+
+def test_full_rank_keeps_the_outputs_and_dense_undoes_it(mlp: Path) -> None:
+    ok(mlp, "--rank", 10**9, "--convert-anyway", "-o", "full.pt")
+    source = torch.load(mlp, weights_only=False)
+    x = torch.randn(3, 768)
+    assert_near(bp_convert.load("full.pt")(x), source(x))
+    done = ok("dense", "full.pt", "-o", "plain.pt")
+    assert "plain torch layers" in done.stdout
+    plain = torch.load("plain.pt", weights_only=False)
+    assert [type(m) for m in plain] == [nn.Linear, nn.ReLU, nn.Linear]
+    assert_near(plain(x), source(x))
+
+
+def test_json_has_exactly_the_documented_shape(mlp: Path) -> None:
+    done = ok(mlp, "--json", "--dry-run", "--alpha", 2, "--pairs", "paper")
+    made = json.loads(done.stdout)
+    jsonschema.validate(made, schema())
+    jsonschema.validate(made, json.loads(ok("schema").stdout))
+    assert list(made) == ["totals", "layers", "verdict"]
+    assert set(made["totals"]) == {"params", "macs", "bytes"}
+    assert set(made["layers"][0]) == {
+        "name", "kind", "action", "reason", "pairs", "rank", "params_before", "params_after",
+        "macs_before", "macs_after", "fit_error",
+    }  # fmt: skip
+    assert made["layers"][0]["pairs"] == {"out": [32, 48], "in": [24, 32]}
+    assert made["layers"][1]["pairs"] is None
+    assert made["layers"][1]["action"] == "widened"
+
+
+def test_lstm_pairs_in_json_are_by_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save(nn.LSTM(12, 16), "lstm.pt")
+    done = ok("lstm.pt", "--json", "--dry-run", "--pairs", "paper", "--convert-head", "--input", "5x12")
+    made = json.loads(done.stdout)
+    jsonschema.validate(made, schema())
+    assert set(made["layers"][0]["pairs"]) == {"ih_l0", "hh_l0"}
+
+
+@pytest.mark.parametrize("alpha", [1, 2, 3])
+def test_the_paper_s_table_through_the_command(
+    alpha: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save(build("svgg"), "svgg.pt")
+    done = ok("svgg.pt", "--alpha", alpha, "--pairs", "paper", "--json", "--dry-run")
+    after = json.loads(done.stdout)["totals"]["params"]["after"]
+    assert after == {1: 18798, 2: 50418, 3: 88726}[alpha]
+
+
+def test_plan_out_edited_and_applied(mlp: Path) -> None:
+    ok(mlp, "--pairs", "paper", "--dry-run", "--plan-out", "plan.json")
+    assert not Path("mlp-bp.pt").exists()
+    plan = json.loads(Path("plan.json").read_text())
+    one = plan["layers"][0]
+    one["factors"]["weight"]["rank"] = 3
+    Path("plan.json").write_text(json.dumps(plan))
+    ok(mlp, "--plan", "plan.json", "-o", "edited.pt")
+    assert bp_convert.load("edited.pt")[0].factors.rank == 3
+    one["factors"]["weight"]["out"] = [5, 5]
+    Path("plan.json").write_text(json.dumps(plan))
+    bad = run(mlp, "--plan", "plan.json", "-o", "bad.pt")
+    assert bad.exit_code == 1
+    assert "5 x 5 = 25" in bad.stderr
+    assert not Path("bad.pt").exists()
+
+
+def test_a_settings_file_with_rules_and_flags_that_win(mlp: Path) -> None:
+    Path("s.yaml").write_text(
+        "alpha: 2\npairs: paper\nlayers:\n"
+        "  - match: '0'\n    pairs: {out: [16, 48], in: [24, 32]}\n    rank: 2\n"
+    )
+    done = ok(mlp, "--settings", "s.yaml", "--alpha", 1, "--dry-run", "--json")
+    layer = json.loads(done.stdout)["layers"][0]
+    assert layer["pairs"]["out"] == [16, 48]
+    assert layer["rank"] == 2
+    Path("s.yaml").write_text("alpa: 2\n")
+    bad = run(mlp, "--settings", "s.yaml", "--dry-run")
+    assert bad.exit_code == 1
+    assert "s.yaml, at alpa" in bad.stderr
+    assert "did you mean 'alpha'?" in bad.stderr
+    Path("s.yaml").write_text("layers:\n  - match: '0'\n    rnk: 2\n")
+    bad = run(mlp, "--settings", "s.yaml", "--dry-run")
+    assert "layers.0.rnk" in bad.stderr
+    assert "'rank'" in bad.stderr
+
+
+def test_reports_in_three_forms(mlp: Path) -> None:
+    ok(mlp, "--pairs", "paper", "--report", "r.md", "--report", "r.html", "--report", "r.json")
+    assert "| layer |" in Path("r.md").read_text()
+    page = Path("r.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "<svg" in page
+    full = json.loads(Path("r.json").read_text())
+    assert full["verification"]["source_untouched"] is True
+    assert run(mlp, "--report", "r.pdf", "--dry-run").exit_code == 1
+
+
+def test_an_existing_file_is_kept_unless_forced(mlp: Path) -> None:
+    Path("out.pt").write_text("mine")
+    done = run(mlp, "--pairs", "paper", "-o", "out.pt")
+    assert done.exit_code == 1
+    assert "--force" in done.stderr
+    assert Path("out.pt").read_text() == "mine"
+    ok(mlp, "--pairs", "paper", "-o", "out.pt", "--force")
+    assert bp_convert.load("out.pt")
+
+
+def test_nothing_converted_is_exit_three_and_writes_nothing(mlp: Path) -> None:
+    torch.save(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), "tiny.pt")
+    done = run("tiny.pt", "-o", "t.pt")
+    assert done.exit_code == 3
+    assert "Nothing was converted" in done.stdout
+    assert not Path("t.pt").exists()
+
+
+def test_quiet_verbose_and_inspect(mlp: Path) -> None:
+    quiet = ok(mlp, "--pairs", "paper", "--quiet", "-o", "q.pt")
+    assert len(quiet.stdout.strip().splitlines()) == 1
+    assert "0  " in ok("inspect", mlp).stdout
+    again = ok("inspect", "q.pt")
+    assert "converted before" in again.stdout
+
+
+def test_measure_says_how_fast(mlp: Path) -> None:
+    done = ok(mlp, "--pairs", "paper", "--measure", "--batch", 2, "-o", "m.pt")
+    assert "batch 2:" in done.stdout
+    assert "fast" in done.stdout or "slower" in done.stdout
+
+
+def test_dtype_of_the_result(mlp: Path) -> None:
+    ok(mlp, "--pairs", "paper", "--dtype", "bfloat16", "-o", "half.pt")
+    assert next(bp_convert.load("half.pt").parameters()).dtype == torch.bfloat16
+
+
+def test_weights_with_an_architecture_and_safetensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save(torchvision.models.squeezenet1_1(num_classes=7).state_dict(), "w.pth")
+    arch = "torchvision:squeezenet1_1?num_classes=7"
+    ok("w.pth", "--arch", arch, "--pairs", "paper", "-o", "s.safetensors")
+    assert Path("s.plan.json").exists()
+    model = bp_convert.load("s.safetensors")
+    assert isinstance(model, torchvision.models.SqueezeNet)
+    assert model(torch.randn(1, 3, 64, 64)).shape == (1, 7)
+
+
+BAD: list[tuple[list[str], int, str]] = [
+    (["absent.pt"], 1, "absent.pt"),
+    (["empty.pt"], 1, "empty"),
+    (["text.pt"], 1, "text"),
+    (["cut.pt"], 1, "cut.pt"),
+    (["script.pt"], 1, "TorchScript"),
+    (["mlp.pt", "--input", "9"], 1, "--input"),
+    (["mlp.pt", "--input", "3xx4"], 1, "SHAPE"),
+    (["mlp.pt", "--include", "zzz"], 1, "matches none"),
+    (["mlp.pt", "-o", "no/such/folder/out.pt"], 1, "folder"),
+    (["mlp.pt", "--device", "cuda:99"], 1, "device"),
+    (["mlp.pt", "--plan", "text.pt"], 1, "plan"),
+    (["mlp.pt", "--alpha", "0"], 2, "alpha"),
+    (["mlp.pt", "--alpha", "0.5"], 2, "rank"),
+    (["mlp.pt", "--rank", "0"], 2, "share"),
+    (["mlp.pt", "--rank", "1.5"], 2, "share"),
+    (["mlp.pt", "--pairs", "square"], 2, "fast"),
+    (["mlp.pt", "--dtype", "int8"], 2, "float32"),
+    (["mlp.pt", "--alfa", "2"], 2, "--alfa"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.parametrize(("words", "code", "says"), BAD, ids=lambda x: " ".join(x) if isinstance(x, list) else None)
+def test_bad_input_says_what_to_do_and_writes_nothing(
+    mlp: Path, words: list[str], code: int, says: str
+) -> None:
+    Path("empty.pt").touch()
+    Path("text.pt").write_text("hello, this is not a model\n")
+    Path("cut.pt").write_bytes(mlp.read_bytes()[:20_000])
+    torch.jit.script(nn.Linear(3, 3)).save("script.pt")
+    before = {path: path.read_bytes() for path in Path.cwd().iterdir()}
+    done = run(*words)
+    assert done.exit_code == code, done.output
+    assert says in done.stderr
+    assert "Traceback" not in done.output + done.stderr
+    if code == 1:
+        assert "to do" in done.stderr
+    assert done.stdout == ""
+    assert {path: path.read_bytes() for path in Path.cwd().iterdir()} == before
+
+
+def test_a_hostile_file_runs_nothing(mlp: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (eval, ("open('ran', 'w')",))
+
+    torch.save({"state_dict": {"weight": torch.zeros(3)}, "x": Evil()}, "evil.pt")
+    done = run("evil.pt")
+    assert done.exit_code == 1
+    assert not Path("ran").exists()
+    assert "weights_only" not in done.stderr
+
+
+def test_a_verification_that_fails_is_exit_four(mlp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bp_convert.layers import BPLinear
+
+    plain = BPLinear.forward
+    monkeypatch.setattr(BPLinear, "forward", lambda self, x: plain(self, x)[..., :5])
+    done = run(mlp, "--pairs", "paper", "-o", "out.pt")
+    assert done.exit_code in (1, 4)
+    assert not Path("out.pt").exists()
+
+
+def test_version_help_and_no_words() -> None:
+    assert ok("--version").stdout.strip() == f"bp-convert {bp_convert.__version__}"
+    text = ok("--help").stdout
+    for words in ("--alpha", "--widen", "--include", "inspect", "demo", "Exit codes"):
+        assert words in text
+    assert "--alpha" in run().output
+
+
+def test_the_module_is_the_command(mlp: Path) -> None:
+    command = [sys.executable, "-m", "bp_convert", str(mlp), "--dry-run", "--json", "--pairs", "paper"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["layers"][0]["action"] == "replaced"
