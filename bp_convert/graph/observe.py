@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from bp_convert.errors import TraceError
-from bp_convert.graph.clone import clone_to_meta
+from bp_convert.graph.clone import all_tensors, clone, clone_to_meta
+from bp_convert.layers import BPLSTM
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -39,57 +40,99 @@ class Observation:
 def observe(
     model: nn.Module, watched: Mapping[str, nn.Module], args: Args, kwargs: Kwargs
 ) -> Observation:
-    """Run ``model`` once on the meta device and say what its layers did.
+    """Run ``model`` once and say what its layers did.
 
-    No weight is read and the model is left as it is: a copy without data runs. torch's counter
-    counts an LSTM on meta as its matrix products, where on a CPU it sees none.
+    A copy without data runs on the meta device: torch's counter counts an LSTM there as its
+    matrix products, where on a CPU it sees none. A model that looks at its data, which meta
+    tensors do not have, runs as a full copy on the CPU instead. The model itself is left as it is.
 
     Args:
         watched: layers to report on, by name.
-        args: positional inputs; only shapes and dtypes matter.
-        kwargs: keyword inputs.
+        args: positional inputs, on the CPU.
+        kwargs: keyword inputs, on the CPU.
 
     Raises:
         TraceError: the forward failed, with its own message.
     """
-    ghost = clone_to_meta(model).eval()
-    by_name = dict(ghost.named_modules(remove_duplicate=False))
-    for parameter in ghost.parameters():
-        if parameter.is_floating_point():
-            parameter.requires_grad_(True)
-    args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.to("meta"), (args, kwargs))
-    seen = Observation()
-    made: dict[Any, str] = {}  # autograd node -> the watched layer that made it
-    counter = FlopCounterMode(display=False)
-    starts: dict[str, int] = {}
+    try:
+        there = pytree.tree_map_only(Tensor, lambda t: t.to("meta"), (args, kwargs))
+        return _Watching(clone_to_meta(model), watched).run(*there)
+    except TraceError:
+        return _Watching(_on_cpu(model), watched).run(args, kwargs)
 
-    def before(name: str, module: nn.Module, inputs: Args, named: Kwargs) -> None:
-        first = next(
-            (t for t in pytree.tree_leaves((inputs, named)) if isinstance(t, Tensor)), None
-        )
-        seen.shapes.setdefault(name, []).append(() if first is None else tuple(first.shape))
-        starts[name] = counter.get_total_flops()
 
-    def after(name: str, output: Any) -> None:
-        spent = counter.get_total_flops() - starts[name]
-        seen.macs[name] = seen.macs.get(name, 0) + spent // 2
-        for leaf in pytree.tree_leaves(output):
-            if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
-                made[leaf.grad_fn] = name
+def _on_cpu(model: nn.Module) -> nn.Module:
+    """Copy a model onto the CPU; tensors without data become zeros."""
+    zeros: dict[int, Tensor] = {}
+    for tensor in all_tensors(model):
+        if tensor.is_meta:
+            empty = torch.zeros_like(tensor, device="cpu")
+            is_parameter = isinstance(tensor, nn.Parameter)
+            zeros[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+    return clone(model, None, zeros).to("cpu")
 
-    for name in watched:
-        module = by_name[name]
-        module.register_forward_pre_hook(
-            lambda m, a, k, name=name: before(name, m, a, k), with_kwargs=True, prepend=True
-        )
-        module.register_forward_hook(lambda m, a, o, name=name: after(name, o))
-    with quiet_forward(), counter:
-        output = run(ghost, args, kwargs)
-    seen.total_macs = counter.get_total_flops() // 2
-    order = list(seen.shapes)
-    heads = {name for leaf in tensors_in(output) if (name := _head(leaf, made, order)) is not None}
-    seen.heads = tuple(name for name in order if name in heads)
-    return seen
+
+class _Watching:
+    """One observed pass of a copy of a model."""
+
+    def __init__(self, copy: nn.Module, watched: Iterable[str]) -> None:
+        self.copy = copy.eval()
+        self.seen = Observation()
+        self.counter = FlopCounterMode(display=False)
+        self.made: dict[Any, str] = {}  # autograd node -> the watched layer that made it
+        self.starts: dict[str, int] = {}
+        self.unseen: list[tuple[str, nn.Module, Args, Kwargs]] = []
+        by_name = dict(self.copy.named_modules(remove_duplicate=False))
+        for name in watched:
+            self._hook(name, by_name[name])
+
+    def _hook(self, name: str, module: nn.Module) -> None:
+        def before(_: nn.Module, inputs: Args, named: Kwargs) -> None:
+            leaves = pytree.tree_leaves((inputs, named))
+            first = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
+            shape = () if first is None else tuple(first.shape)
+            self.seen.shapes.setdefault(name, []).append(shape)
+            self.starts[name] = self.counter.get_total_flops()
+            if isinstance(module, nn.RNNBase | BPLSTM) and first is not None and not first.is_meta:
+                self.unseen.append((name, module, inputs, named))
+
+        def after(_: nn.Module, inputs: Args, output: Any) -> None:
+            spent = self.counter.get_total_flops() - self.starts[name]
+            self.seen.macs[name] = self.seen.macs.get(name, 0) + spent // 2
+            for leaf in pytree.tree_leaves(output):
+                if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
+                    self.made[leaf.grad_fn] = name
+
+        module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+        module.register_forward_hook(after)
+
+    def run(self, args: Args, kwargs: Kwargs) -> Observation:
+        """Run the copy; gradients are on, because their graph tells which layers are heads."""
+        for parameter in self.copy.parameters():
+            if parameter.is_floating_point():
+                parameter.requires_grad_(True)
+        with torch.enable_grad(), quiet_forward(), self.counter:
+            output = run(self.copy, args, kwargs)
+        self.seen.total_macs = self.counter.get_total_flops() // 2
+        order = list(self.seen.shapes)
+        heads = {_head(leaf, self.made, order) for leaf in tensors_in(output)}
+        self.seen.heads = tuple(name for name in order if name in heads)
+        for name, module, inputs, named in self.unseen:
+            missed = _recurrent_macs(module, inputs, named) - self.seen.macs[name]
+            self.seen.macs[name] += missed
+            self.seen.total_macs += missed
+        return self.seen
+
+
+def _recurrent_macs(module: nn.Module, args: Args, kwargs: Kwargs) -> int:
+    """Count a recurrent layer, which the counter does not see on a CPU, on meta tensors."""
+    there = pytree.tree_map_only(Tensor, lambda t: t.to("meta"), (args, kwargs))
+    with FlopCounterMode(display=False) as counter:
+        try:
+            clone_to_meta(module)(*there[0], **there[1])
+        except RuntimeError:  # packed sequences need their lengths
+            return 0
+    return counter.get_total_flops() // 2
 
 
 def run(model: nn.Module, args: Args, kwargs: Kwargs) -> Any:
