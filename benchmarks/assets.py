@@ -16,6 +16,7 @@ import tarfile
 import wave
 import zipfile
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 CACHE = Path(os.environ.get("BP_CONVERT_CACHE", Path.home() / ".cache" / "bp-convert"))
 
 
-class Unavailable(RuntimeError):
+class UnavailableError(RuntimeError):
     """An asset that cannot be had here, with the reason."""
 
 
@@ -55,7 +56,7 @@ def fetch(kind: str, package: str, version: str) -> Path:
         if not target.exists():
             out.rename(target)
     except (OSError, subprocess.CalledProcessError, IndexError) as problem:
-        raise Unavailable(f"{package} {version} cannot be fetched: {problem}") from problem
+        raise UnavailableError(f"{package} {version} cannot be fetched: {problem}") from problem
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return target
@@ -63,7 +64,15 @@ def fetch(kind: str, package: str, version: str) -> Path:
 
 def _download(kind: str, package: str, version: str, work: Path) -> Path:
     commands = {
-        "pip": [sys.executable, "-m", "pip", "download", "-q", "--no-deps", f"{package}=={version}"],
+        "pip": [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "-q",
+            "--no-deps",
+            f"{package}=={version}",
+        ],
         "npm": ["npm", "pack", "--silent", f"{package}@{version}"],
         "deb": ["apt-get", "download", f"{package}={version}"],
     }
@@ -125,7 +134,7 @@ def digit_accuracy(model: nn.Module, step: int = 1) -> float:
 class Crepe(nn.Module):
     """Six convolutions over 1,024 samples of audio at 16 kHz; 360 pitch bins of 20 cents."""
 
-    WIDTHS = {"tiny": (128, 16, 16, 16, 32, 64), "full": (1024, 128, 128, 128, 256, 512)}
+    WIDTHS: ClassVar = {"tiny": (128, 16, 16, 16, 32, 64), "full": (1024, 128, 128, 128, 256, 512)}
 
     def __init__(self, size: str = "tiny") -> None:
         super().__init__()

@@ -28,14 +28,40 @@ TARGET = Path(model.__file__).with_name("speed.json")
 def cases() -> list[tuple[nn.Module, tuple[int, ...]]]:
     """Layers as models have them, with the shapes of their inputs."""
     found: list[tuple[nn.Module, tuple[int, ...]]] = []
-    widths = ((16, 16), (32, 64), (64, 10), (128, 128), (256, 64), (256, 256), (384, 1536),
-              (512, 512), (768, 768), (768, 3072), (1024, 1024), (2048, 512), (1152, 256),
-              (4096, 4096))
+    widths = (
+        (16, 16),
+        (32, 64),
+        (64, 10),
+        (128, 128),
+        (256, 64),
+        (256, 256),
+        (384, 1536),
+        (512, 512),
+        (768, 768),
+        (768, 3072),
+        (1024, 1024),
+        (2048, 512),
+        (1152, 256),
+        (4096, 4096),
+    )
     for (inputs, outputs), rows in product(widths, (1, 16, 197)):
         found.append((nn.Linear(inputs, outputs), (rows, inputs)))
-    squares = ((1, 32, 28), (3, 32, 32), (3, 64, 112), (16, 16, 32), (32, 64, 14), (32, 32, 32),
-               (64, 64, 56), (64, 128, 28), (128, 128, 28), (256, 256, 14), (512, 512, 7),
-               (24, 144, 28), (128, 32, 14), (1024, 2048, 7))
+    squares = (
+        (1, 32, 28),
+        (3, 32, 32),
+        (3, 64, 112),
+        (16, 16, 32),
+        (32, 64, 14),
+        (32, 32, 32),
+        (64, 64, 56),
+        (64, 128, 28),
+        (128, 128, 28),
+        (256, 256, 14),
+        (512, 512, 7),
+        (24, 144, 28),
+        (128, 32, 14),
+        (1024, 2048, 7),
+    )
     for (inputs, outputs, size), kernel, stride in product(squares, (1, 3), (1, 2)):
         if inputs == 1024 and kernel == 3:
             continue
@@ -67,12 +93,22 @@ def measured() -> list[dict[str, Any]]:
             widths = kind.widths(module)
             factors = kind.factor(module, widths, Ask(rank=rank))
             twin = kind.build(module, widths, factors, "cpu").eval()
-            x = torch.zeros(shape, dtype=torch.long) if kind.name == "Embedding" else torch.randn(shape)
+            x = (
+                torch.zeros(shape, dtype=torch.long)
+                if kind.name == "Embedding"
+                else torch.randn(shape)
+            )
             with torch.no_grad():
                 times = interleaved([lambda m=module, x=x: m(x), lambda m=twin, x=x: m(x)], 11)
             both = model.counts(kind.name, module, widths, factors, shape)
-            rows.append({"kind": kind.name, "case": f"{module} {shape} R{rank}",
-                         "times": times, "counts": both})
+            rows.append(
+                {
+                    "kind": kind.name,
+                    "case": f"{module} {shape} R{rank}",
+                    "times": times,
+                    "counts": both,
+                }
+            )
     return rows
 
 
@@ -138,8 +174,12 @@ def main() -> None:
         return
     prices = fit(rows)
     judge(rows, prices)
-    made = {"command": "python benchmarks/cost_model.py", "machine": machine(),
-            "unit": "microseconds each", "prices": dict(sorted(prices.items()))}
+    made = {
+        "command": "python benchmarks/cost_model.py",
+        "machine": machine(),
+        "unit": "microseconds each",
+        "prices": dict(sorted(prices.items())),
+    }
     TARGET.write_text(json.dumps(made, indent=1) + "\n")
     print(f"wrote {TARGET.name}: {made['machine']}")
 

@@ -1,6 +1,6 @@
 """Print the paper's table of parameters from plans: its models, its pairs, alpha 1, 2 and 3.
 
-    python benchmarks/paper_table.py
+python benchmarks/paper_table.py
 """
 
 from __future__ import annotations

@@ -64,11 +64,13 @@ def gap(model: nn.Module, twin: nn.Module, inputs: list[str]) -> float:
 def main() -> None:
     asked = sys.argv[1:] or ["full", "0.5", "0.25"]
     print(machine())
-    print(f"{'model':16s} {'rank':>5s} {'parameters':>24s} {'output gap':>11s}  score before -> after")
+    print(
+        f"{'model':16s} {'rank':>5s} {'parameters':>24s} {'output gap':>11s}  score before -> after"
+    )
     for name, (make, inputs, score, task) in MODELS.items():
         try:
             model = make()
-        except assets.Unavailable as reason:
+        except assets.UnavailableError as reason:
             print(f"{name:16s} skipped: {reason}")
             continue
         before = task(model)
@@ -78,9 +80,10 @@ def main() -> None:
                 model, inputs=inputs, rank=rank, convert_anyway=True, convert_head=text == "full"
             )
             params = report.totals.params
+            apart = gap(model, twin.eval(), inputs)
             print(
                 f"{name:16s} {text:>5s} {params.before:>11,} -> {params.after:>10,} "
-                f"{gap(model, twin.eval(), inputs):11.2e}  {score} {before:.4f} -> {task(twin):.4f}",
+                f"{apart:11.2e}  {score} {before:.4f} -> {task(twin):.4f}",
                 flush=True,
             )
 

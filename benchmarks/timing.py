@@ -34,6 +34,10 @@ def machine() -> str:
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line]
+        names = [
+            line.split(":")[1].strip()
+            for line in info.read_text().splitlines()
+            if "model name" in line
+        ]
         name = names[0] if names else name
     return f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}"

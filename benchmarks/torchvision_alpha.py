@@ -1,6 +1,6 @@
 """Convert pickled torchvision models through the command line and reload each in a new process.
 
-    python benchmarks/torchvision_alpha.py [--alpha 3] [MODEL ...]
+python benchmarks/torchvision_alpha.py [--alpha 3] [MODEL ...]
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ MODELS = (
 RELOAD = (
     "import sys, torch, bp_convert\n"
     "model = bp_convert.load(sys.argv[1])\n"
-    "with torch.no_grad(): print(type(model).__name__, tuple(model(torch.randn(2, 3, 224, 224)).shape))"
+    "with torch.no_grad(): logits = model(torch.randn(2, 3, 224, 224))\n"
+    "print(type(model).__name__, tuple(logits.shape))"
 )
 
 

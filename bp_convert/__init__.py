@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bp_convert._version import __version__
 
 if TYPE_CHECKING:
-    from bp_convert.layers import BPConv1d, BPConv2d, BPConv3d, BPEmbedding, BPLinear, BPLSTM
+    from bp_convert.layers import BPLSTM, BPConv1d, BPConv2d, BPConv3d, BPEmbedding, BPLinear
     from bp_convert.pipeline import (
         apply,
         convert,

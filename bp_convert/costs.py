@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median, quantiles
 from typing import Any
 
@@ -40,7 +41,7 @@ def measure(
     for model in (dense, converted):
         model = model.to(on).eval()
         args, kwargs = make_inputs(model, inputs, batch=batch, device=on)
-        passes.append(lambda m=model, a=args, k=kwargs: m(*a, **k))
+        passes.append(partial(model, *args, **kwargs))
     times: tuple[list[float], list[float]] = ([], [])
     peaks: list[int | None] = []
     with torch.no_grad(), quiet_forward():

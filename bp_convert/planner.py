@@ -12,7 +12,7 @@ from bp_convert.errors import PlanError, TraceError, VerificationError
 from bp_convert.graph.clone import clone_to_meta
 from bp_convert.graph.example import make_inputs
 from bp_convert.graph.inputs import infer_input
-from bp_convert.graph.observe import Args, Kwargs, Observation, observe
+from bp_convert.graph.observe import Observation, observe
 from bp_convert.graph.walk import Site, select, structural_reasons, walk
 from bp_convert.graph.widths import WidthPlan, widen
 from bp_convert.kinds import Ask, Factors, Widths, kind_of, prime_reason
@@ -376,9 +376,7 @@ def recount(model: nn.Module, plan: Plan) -> Plan:
     Raises:
         PlanError: the plan does not fit the model, or was edited into something impossible.
     """
-    return with_counts(
-        model, plan, None if plan.macs is None else plan.macs.before, edited=True
-    )
+    return with_counts(model, plan, None if plan.macs is None else plan.macs.before, edited=True)
 
 
 def _recounted(layer: LayerPlan, module: nn.Module, macs: int | None) -> LayerPlan:
@@ -399,7 +397,7 @@ def _confirm(layer: LayerPlan, module: nn.Module, macs: int | None) -> None:
                 where=f"{layer.name} ({layer.kind})",
                 found=f"{found} {what} counted",
                 allowed=f"{told}, as predicted",
-                fix="this is a fault of bp-convert: please report the layer; meanwhile --exclude it",
+                fix="this is a fault of bp-convert: please report it; meanwhile --exclude the layer",
             )
 
 

@@ -14,7 +14,6 @@ from bp_convert.graph.clone import all_tensors, clone
 from bp_convert.graph.observe import Args, Kwargs, describe, quiet_forward, run, tensors_in
 from bp_convert.values.report import Verification
 
-
 Fingerprint = tuple[tuple[int, int, int], ...]
 
 
@@ -80,7 +79,8 @@ def _compare_eval(source: nn.Module, converted: nn.Module, args: Args, kwargs: K
         if old.is_floating_point():
             top += float((new.double() - old.double()).square().sum())
             bottom += float(old.double().square().sum())
-    return (top / bottom) ** 0.5 if bottom else top**0.5
+    gap: float = (top / bottom) ** 0.5 if bottom else top**0.5
+    return gap
 
 
 def _train_step(
@@ -108,7 +108,7 @@ def _train_step(
             return True, False
         loss = torch.stack([(t * torch.rand_like(t)).sum().float() for t in leaves]).sum()
         try:
-            loss.backward()
+            torch.autograd.backward(loss)
             named = dict(converted.named_parameters())
             without = [n for n in new if named[n].grad is None and n not in frozen]
         finally:

@@ -26,7 +26,11 @@ def table_sum(w1: Tensor, w2: Tensor, rows: int) -> Tensor:
 
 
 def conv_weight(
-    w1: Tensor, w2: Tensor, channels: tuple[int, int], kernel: tuple[int, ...], axes: tuple[int, ...]
+    w1: Tensor,
+    w2: Tensor,
+    channels: tuple[int, int],
+    kernel: tuple[int, ...],
+    axes: tuple[int, ...],
 ) -> Tensor:
     """Build a convolution's weight entry by entry from its definition."""
     terms, k1, _ = w1.shape
@@ -43,9 +47,7 @@ def conv_weight(
                     p2 = p2 * size + at
             s1 = w1.shape[2] // c1
             s2 = w2.shape[1] // c2
-            value = sum(
-                w1[r, i1, j1 * s1 + p1] * w2[r, j2 * s2 + p2, i2] for r in range(terms)
-            )
+            value = sum(w1[r, i1, j1 * s1 + p1] * w2[r, j2 * s2 + p2, i2] for r in range(terms))
             weight[(i1 * k2 + i2, j1 * c2 + j2, *place)] = value
     return weight
 

@@ -228,9 +228,7 @@ PlanOut = Annotated[
 ]
 PlanIn = Annotated[
     Path | None,
-    typer.Option(
-        "--plan", help="Apply this plan; its settings are used.", rich_help_panel=PLAN
-    ),
+    typer.Option("--plan", help="Apply this plan; its settings are used.", rich_help_panel=PLAN),
 ]
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON only.", rich_help_panel=TALK)

@@ -124,7 +124,7 @@ class _Comparison:
             self._hook(source.get_submodule(watch.name), watch, self._remember)
             module = wide.get_submodule(watch.name)
             if watch.mixes:
-                module.forward = self._substitute(watch)  # type: ignore[method-assign]
+                module.forward = self._substitute(watch)
             else:
                 self._hook(module, watch, self._compare_and_fill(shaken, module))
         before = tensors_in(source(*args, **kwargs))
@@ -181,7 +181,7 @@ class _Comparison:
                 output = hollow_output(module, given, named)
                 return self._exchange(watch, plain(*given, **named) if output is None else output)
 
-            module.forward = forward  # type: ignore[method-assign]
+            module.forward = forward
 
     def _remember(self, watch: _Watch, given: Tensor) -> None:
         assert watch.axis is not None
@@ -389,7 +389,8 @@ def _shake(tensor: Tensor, name: str) -> Tensor:
         return tensor.detach().clone()
     if tensor.dim() > 1:
         fan = max(1, tensor[0].numel())
-        return torch.randn(tensor.shape, dtype=tensor.dtype) / fan**0.5
+        drawn: Tensor = torch.randn(tensor.shape, dtype=tensor.dtype) / fan**0.5
+        return drawn
     if name == "running_mean":
         return torch.zeros_like(tensor, device="cpu")
     return torch.rand(tensor.shape, dtype=tensor.dtype) + 0.5

@@ -132,7 +132,7 @@ def _recurrent_macs(module: nn.Module, args: Args, kwargs: Kwargs) -> int:
             clone_to_meta(module)(*there[0], **there[1])
         except RuntimeError:  # packed sequences need their lengths
             return 0
-    return counter.get_total_flops() // 2
+    return int(counter.get_total_flops()) // 2
 
 
 def run(model: nn.Module, args: Args, kwargs: Kwargs) -> Any:

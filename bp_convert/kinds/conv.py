@@ -14,7 +14,6 @@ from bp_convert.kinds.base import (
     Ask,
     Factors,
     Kind,
-    Spread,
     Widths,
     bias_size,
     fields_of,
@@ -87,6 +86,7 @@ class ConvKind(Kind):
 
     def params(self, module: Any, widths: Widths, factors: Factors | None = None) -> int:
         inputs, outputs = widths
+        weight: int
         if factors is None:
             weight = inputs // module.groups * prod(module.kernel_size) * outputs
         else:
@@ -98,7 +98,7 @@ class ConvKind(Kind):
     ) -> int:
         inputs, outputs = widths
         axes = len(module.kernel_size)
-        return sum(
+        total: int = sum(
             (shape[0] if len(shape) == axes + 2 else 1)
             * conv_macs(
                 factors["weight"],
@@ -109,6 +109,7 @@ class ConvKind(Kind):
             )
             for shape in shapes
         )
+        return total
 
     def build(
         self, module: Any, widths: Widths, factors: Factors, device: torch.device | str

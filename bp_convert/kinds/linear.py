@@ -12,7 +12,6 @@ from bp_convert.kinds.base import (
     Ask,
     Factors,
     Kind,
-    Spread,
     Widths,
     bias_size,
     explicit,

@@ -94,7 +94,7 @@ class LSTMKind(Kind):
         factors: Factors,
         shapes: Sequence[tuple[int, ...]],
     ) -> int:
-        inputs, hidden = widths
+        inputs, _ = widths
         twin = self.build(module, widths, factors, "meta")
         return sum(twin.predict_macs((*shape[:-1], inputs)) for shape in shapes)
 
@@ -112,7 +112,7 @@ class LSTMKind(Kind):
             bidirectional=module.bidirectional,
             factors=factors,
             device=device,
-            dtype=module.weight_ih_l0.dtype,
+            dtype=next(module.parameters()).dtype,
         )
 
     def spread(self, module: nn.LSTM, spread: Spread) -> dict[str, Tensor]:
@@ -151,7 +151,7 @@ def spread_lstm(module: nn.LSTM, spread: Spread) -> dict[str, Tensor]:
         both = torch.cat([states, states + module.hidden_size]) if module.bidirectional else states
     wide: dict[str, Any] = {}
     for name, parameter in module.named_parameters():
-        gates = parameter.unflatten(0, (GATES, module.hidden_size))  # (4, H, ...)
+        gates = parameter.view(GATES, module.hidden_size, *parameter.shape[1:])  # (4, H, ...)
         if name.startswith("weight_hh"):
             inputs = states
         elif name.startswith("weight_ih_l0"):

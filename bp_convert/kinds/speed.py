@@ -92,13 +92,13 @@ def _linear(widths: Widths, spec: FactorSpec, rows: int) -> tuple[Counts, Counts
     inputs, outputs = widths
     (k1, k2), (d1, d2), rank = spec.out, spec.inp, spec.rank
     between = d1 * rank * k2 if w2_first(k1, k2, d1, d2) else k1 * rank * d2
-    dense = {
+    dense: Counts = {
         "calls": 1,
         "macs": rows * inputs * outputs,
         "weights": inputs * outputs,
         "moved": rows * (inputs + outputs),
     }
-    twin = {
+    twin: Counts = {
         "calls": 1,
         "macs": rows * bilinear_macs(spec),
         "weights": spec.params,
@@ -122,8 +122,8 @@ def _copied(spec: FactorSpec) -> int:
 
 def _embedding(widths: Widths, spec: FactorSpec, rows: int) -> tuple[Counts, Counts]:
     (e1, e2), rank = spec.out, spec.rank
-    dense = {"calls": 1, "moved": rows * widths[1]}
-    twin = {
+    dense: Counts = {"calls": 1, "moved": rows * widths[1]}
+    twin: Counts = {
         "calls": 1,
         "moved": rows * (rank * (e1 + e2) + 2 * widths[1]),
         "macs": rows * rank * widths[1] if rank > 1 else 0,
@@ -157,13 +157,13 @@ def _conv(
     thin = "thin" if rows2 < THIN else "wide"
     passive = lay.s1 > 1
     between = early * (k1 * rank * lay.c2 if first == 1 else lay.c1 * rank * k2)
-    dense = {
+    dense: Counts = {
         "calls": 1,
         "macs": positions * _lanes(outputs) * inputs * prod(kernel),
         "weights": inputs * outputs * prod(kernel),
         "moved": places * inputs + positions * outputs,
     }
-    twin = {
+    twin: Counts = {
         "calls": 1,
         "product": (0 if passive else one) + (two if prod(kernel) == 1 else 0),
         "passive": one if passive else 0,
@@ -192,7 +192,7 @@ def _lstm(
     times = sides // module.num_layers
     recurrent = sides * GATES * hidden * hidden
     inputs = times * GATES * sum(d * k for role, (d, k) in sizes.items() if role[0] == "i")
-    dense = {
+    dense: Counts = {
         "calls": 1,
         "steps": sides * steps,
         "read": steps * recurrent,
@@ -202,7 +202,7 @@ def _lstm(
     if not prefers_factored(factors, steps, batch):
         return dense, dense  # runs as the dense layer on built weights
     cost = times * GATES * sum(bilinear_macs(factors[role]) for role in sizes)
-    twin = {
+    twin: Counts = {
         "loops": sides * steps,
         "products": steps * batch * cost,
         "states": sides * steps * batch * hidden,

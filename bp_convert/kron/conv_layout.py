@@ -77,9 +77,7 @@ def paper_conv_factors(
     return min(found, key=lambda spec: layout_cost(spec, kernel), default=None)
 
 
-def closest_conv_factors(
-    channels: int, out: Pair, kernel: Sequence[int], rank: int
-) -> FactorSpec:
+def closest_conv_factors(channels: int, out: Pair, kernel: Sequence[int], rank: int) -> FactorSpec:
     """Return the layout whose parameters are nearest to the nearest-square pair's."""
     inp = nearest_pair(channels * prod(kernel))
     wanted = FactorSpec(out=out, inp=inp, rank=rank).params
@@ -89,9 +87,7 @@ def closest_conv_factors(
     )
 
 
-def fast_conv_factors(
-    channels: int, outputs: int, kernel: Sequence[int], rank: int
-) -> FactorSpec:
+def fast_conv_factors(channels: int, outputs: int, kernel: Sequence[int], rank: int) -> FactorSpec:
     """Return the cheapest layout among those that give nothing up: at most a tenth more
     parameters than the nearest-square pair, and terms that reach at least its matrix rank."""
     kernel = tuple(kernel)
@@ -136,9 +132,7 @@ def _order_cost(
     (k1, k2), rank = spec.out, spec.rank
     stride = tuple(stride) or (1,) * len(kernel)
     # Positions per output position while only the first factor's axes are strided.
-    early = prod(
-        step for step, owner in zip(stride, spec.axes, strict=True) if owner != first
-    )
+    early = prod(step for step, owner in zip(stride, spec.axes, strict=True) if owner != first)
     if first == 1:
         one = early * _one(lay, k1 * rank, lay.c1, lay.c2)
         between = early * k1 * rank * lay.c2

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bp_convert.errors import FactorError
+from bp_convert.kron.pairs import check_positive
 from bp_convert.values.factors import Pair
 
 # Up to this small side the Gram matrix is diagonalised whole, in float64.
@@ -16,7 +17,7 @@ GRAM_SIDE = 256
 OVERSAMPLE = 8
 MAX_STEPS = 12
 SETTLED = 2e-3  # gain of a step, relative to the squared error, at which iteration stops
-CHUNK = 1 << 22  # numbers of a matrix that are widened to float64, or compared, at a time
+CHUNK = 1 << 20  # numbers of a matrix that are widened to float64, or compared, at a time
 
 
 @dataclass(frozen=True)
@@ -79,39 +80,42 @@ def nearest_kronecker_sum(
     """
     (k1, k2), (d1, d2) = out, inp
     _check(weight, out, inp, rank, name)
-    work = weight.detach()
-    if work.dtype not in (torch.float32, torch.float64):
-        work = work.to(torch.float32)
-    total = float(torch.linalg.vector_norm(work, dtype=torch.float64))
-    if not isfinite(total):
-        count = int((~torch.isfinite(work)).sum())
+    table = rearrange(weight.detach(), out, inp)  # (k1*d1, k2*d2)
+    if table.dtype not in (torch.float32, torch.float64):
+        table = table.to(torch.float32)
+    rank = min(rank, *table.shape)
+    energy = _energy(table, None)
+    if not isfinite(energy):
+        count = int((~torch.isfinite(weight)).sum())
         raise FactorError(
             where=name,
-            found=f"{count} of {work.numel()} entries are not finite",
+            found=f"{count} of {weight.numel()} entries are not finite",
             allowed="finite numbers",
             fix="repair or exclude this layer; its training diverged",
         )
-    table = rearrange(work, out, inp)  # (k1*d1, k2*d2)
-    rank = min(rank, *table.shape)
-    left, right = _low_rank(table, rank, total**2)  # (k1*d1, R), (R, k2*d2)
+    left, right = _low_rank(table, rank, energy)  # (k1*d1, R), (R, k2*d2)
     left, right = left.to(weight.dtype), right.to(weight.dtype)
-    error = _distance(table, left, right) / total if total else 0.0
+    rest = _energy(table, (left.to(table.dtype), right.to(table.dtype)))  # of what is stored
     w1 = left.t().reshape(rank, k1, d1)
     w2 = right.reshape(rank, k2, d2).transpose(1, 2)
+    error = (rest / energy) ** 0.5 if energy else 0.0
     return KroneckerFit(w1.contiguous(), w2.contiguous(), error)
 
 
-def _distance(table: Tensor, left: Tensor, right: Tensor) -> float:
-    """Return the Frobenius distance of a table from its factors, as they are stored.
+def _energy(table: Tensor, factors: tuple[Tensor, Tensor] | None) -> float:
+    """Return the sum of squares of a table, or of what its factors leave of it.
 
-    Taken from the differences themselves: the difference of two energies would lose a small one.
+    The differences themselves are squared, a part at a time: a difference of two energies would
+    lose a small one.
     """
-    right, squared = right.to(table.dtype), 0.0
     rows = max(1, CHUNK // table.shape[1])
-    for part, factor in zip(table.split(rows), left.to(table.dtype).split(rows), strict=True):
-        gap = torch.addmm(part, factor, right, alpha=-1)
-        squared += float(torch.linalg.vector_norm(gap, dtype=torch.float64)) ** 2
-    return squared**0.5
+    total = 0.0
+    for start in range(0, table.shape[0], rows):
+        part = table[start : start + rows]
+        if factors is not None:
+            part = torch.addmm(part, factors[0][start : start + rows], factors[1], alpha=-1)
+        total += float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2
+    return total
 
 
 def _low_rank(table: Tensor, rank: int, energy: float) -> tuple[Tensor, Tensor]:
@@ -193,10 +197,4 @@ def _check(weight: Tensor, out: Pair, inp: Pair, rank: int, name: str) -> None:
             allowed=f"shape ({k1 * k2}, {d1 * d2})",
             fix="give pairs whose products are the weight's rows and columns",
         )
-    if rank < 1:
-        raise FactorError(
-            where=name,
-            found=f"rank {rank}",
-            allowed="at least 1",
-            fix="give the number of Kronecker terms",
-        )
+    check_positive(rank, "rank")

@@ -19,7 +19,7 @@ def nearest_pair(n: int) -> Pair:
     Raises:
         FactorError: ``n`` is not a positive integer.
     """
-    _check(n)
+    check_positive(n, "width")
     a = next(a for a in range(isqrt(n), 0, -1) if n % a == 0)
     return a, n // a
 
@@ -31,7 +31,7 @@ def divisor_pairs(n: int) -> tuple[Pair, ...]:
     Raises:
         FactorError: ``n`` is not a positive integer.
     """
-    _check(n)
+    check_positive(n, "width")
     small = [a for a in range(1, isqrt(n) + 1) if n % a == 0]
     large = [n // a for a in reversed(small) if a * a != n]
     return tuple((a, n // a) for a in (*small, *large))
@@ -46,17 +46,22 @@ def covering_pair(n: int) -> Pair:
     Raises:
         FactorError: ``n`` is not a positive integer.
     """
-    _check(n)
+    check_positive(n, "width")
     a = isqrt(n)
     b = -(-n // a)
     return (a, b) if a <= b else (b, a)
 
 
-def _check(n: int) -> None:
+def check_positive(n: int, what: str) -> None:
+    """Refuse a width, or a number of terms, below 1.
+
+    Raises:
+        FactorError: ``n`` is not a positive integer.
+    """
     if not isinstance(n, int) or n < 1:
         raise FactorError(
-            where="factor pairs",
-            found=f"a width of {n}",
+            where="factors",
+            found=f"a {what} of {n}",
             allowed="a positive integer",
-            fix="give the layer at least one input and one output",
+            fix="give the layer at least one input, one output and one Kronecker term",
         )

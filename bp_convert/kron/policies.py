@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from math import isqrt
 
 from bp_convert.kron.contract import bilinear_macs
-from bp_convert.kron.pairs import divisor_pairs, nearest_pair
+from bp_convert.kron.pairs import check_positive, divisor_pairs, nearest_pair
 from bp_convert.values.factors import FactorSpec, Pair
 
 # `fast` may spend this much more than the nearest-square pair's parameters.
@@ -35,7 +35,12 @@ def scaled_pair(width: int, before: int) -> Pair:
 
 
 def paper_factors(inputs: int, outputs: int, rank: int) -> FactorSpec:
-    """Return the nearest-square pairs of a D -> K projection."""
+    """Return the nearest-square pairs of a D -> K projection.
+
+    Raises:
+        FactorError: a width or a rank below 1.
+    """
+    check_positive(rank, "rank")
     return FactorSpec(out=nearest_pair(outputs), inp=nearest_pair(inputs), rank=rank)
 
 

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.utils import _ntuple
 
 from bp_convert.errors import FactorError
 from bp_convert.kron.conv_layout import (
@@ -64,15 +63,14 @@ class _BPConv(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        spread = _ntuple(self.AXES)
         self.in_channels = in_channels
         self.out_channels = out_channels
-        self.kernel_size: tuple[int, ...] = spread(kernel_size)
-        self.stride: tuple[int, ...] = spread(stride)
+        self.kernel_size: tuple[int, ...] = self._per_axis(kernel_size)
+        self.stride: tuple[int, ...] = self._per_axis(stride)
         self.padding: str | tuple[int, ...] = (
-            padding if isinstance(padding, str) else spread(padding)
+            padding if isinstance(padding, str) else self._per_axis(padding)
         )
-        self.dilation: tuple[int, ...] = spread(dilation)
+        self.dilation: tuple[int, ...] = self._per_axis(dilation)
         self.groups = groups
         self.padding_mode = padding_mode
         self._check_fields()
@@ -105,8 +103,8 @@ class _BPConv(nn.Module):
         self._check_input(x, input)
         x, pads = self._pad(x)
         if prod(self.kernel_size) == 1:
-            steps = tuple(slice(None, None, step) for step in self.stride)
-            x = x[(..., *steps)] if any(step > 1 for step in self.stride) else x
+            for axis, step in enumerate(self.stride, 2):
+                x = x if step == 1 else _every(x, axis, step)
         y = self._one_then_two(x, pads) if self._first == 1 else self._two_then_one(x, pads)
         if self.bias is not None:
             y = y + self.bias.to(y.dtype).view(-1, *[1] * self.AXES)
@@ -127,7 +125,7 @@ class _BPConv(nn.Module):
         lay, (k1, k2), terms = self._layout, self.factors.out, self.factors.rank
         w2 = self.w2.transpose(1, 2).reshape(terms * k2, lay.c2, -1)  # (R*k2, c2, s2)
         t = self._mix_two(x.reshape(-1, lay.c2, *x.shape[2:]), w2, pads)  # (N*c1, R*k2, *size)
-        w1 = self.w1.unflatten(2, (lay.c1, -1)).permute(1, 2, 0, 3)  # (k1, c1, R, s1)
+        w1 = self.w1.view(terms, k1, lay.c1, -1).permute(1, 2, 0, 3)  # (k1, c1, R, s1)
         w1 = w1.reshape(k1, lay.c1 * terms, -1)  # (k1, c1*R, s1)
         t = t.reshape(-1, lay.c1 * terms, k2, *t.shape[2:])  # (N, c1*R, k2, *size)
         y = self._mix_one(t, w1, pads)  # (N, k1, k2, *out)
@@ -178,9 +176,7 @@ class _BPConv(nn.Module):
     # Dense and back
 
     @classmethod
-    def from_dense(
-        cls, layer: Any, *, factors: FactorSpec | None = None, rank: int = 1
-    ) -> Self:
+    def from_dense(cls, layer: Any, *, factors: FactorSpec | None = None, rank: int = 1) -> Self:
         """Return the nearest bilinear convolution to a trained one; nothing is shared with it.
 
         Raises:
@@ -285,6 +281,9 @@ class _BPConv(nn.Module):
 
     # Checks
 
+    def _per_axis(self, value: Size) -> tuple[int, ...]:
+        return (value,) * self.AXES if isinstance(value, int) else tuple(value)
+
     def _check_fields(self) -> None:
         name = type(self).__name__
         modes = ("zeros", "reflect", "replicate", "circular")
@@ -357,6 +356,11 @@ def _all_aligned(spec: FactorSpec, channels: int, kernel: Sequence[int]) -> tupl
         if all(same):
             fits.append(spec.axes)
     return tuple(fits)
+
+
+def _every(x: Tensor, axis: int, step: int) -> Tensor:
+    """Take every ``step``-th entry along an axis, from the first."""
+    return x[(slice(None),) * axis + (slice(None, None, step),)]
 
 
 def _where(values: Sequence[int], own: Sequence[bool], other: int) -> tuple[int, ...]:

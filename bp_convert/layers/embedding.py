@@ -35,7 +35,7 @@ class BPEmbedding(nn.Module):
         input (...) of integers, output (..., E); w1 (R, v1, e1), w2 (R, v2, e2).
 
     Raises:
-        FactorError: pairs that do not fit.
+        FactorError: pairs that do not fit, or a size or rank below 1.
     """
 
     def __init__(
@@ -78,7 +78,14 @@ class BPEmbedding(nn.Module):
             rows = rows.masked_fill(rows >= self.num_embeddings, v1 * v2)
         high = rows if v2 == 1 else torch.div(rows, v2, rounding_mode="floor")
         low = rows if v1 == 1 else rows - high * v2
-        y = _sum_of_products(_gather(self.w1, high), _gather(self.w2, low))  # (N, E)
+        try:
+            left, right = _gather(self.w1, high), _gather(self.w2, low)  # (N, R, e1), (N, R, e2)
+        except RuntimeError as error:  # the fast path's word for what nn.Embedding calls IndexError
+            if bool(((rows < 0) | (rows >= self.num_embeddings)).any()):
+                text = f"index out of range: the table has {self.num_embeddings} rows"
+                raise IndexError(text) from error
+            raise
+        y = _sum_of_products(left, right)  # (N, E)
         if self.padding_idx is not None:
             y = y.masked_fill((rows == self.padding_idx)[:, None], 0)
         return y.to(self.w1.dtype).view(*input.shape, self.embedding_dim)

@@ -32,7 +32,7 @@ class BPLinear(nn.Module):
         input (..., D), output (..., K); w1 (R, k1, d1), w2 (R, d2, k2), bias (K).
 
     Raises:
-        FactorError: pairs whose products are not the widths.
+        FactorError: pairs whose products are not the widths, or a width or rank below 1.
     """
 
     bias: Tensor | None

@@ -9,8 +9,8 @@ from bp_convert.layers.lstm_paths import GATES
 from bp_convert.values.factors import FactorSpec
 
 # Microseconds on one core of a Xeon, printed by ``python benchmarks/lstm.py --fit``.
-LOOP = {"call": 94, "step": 26, "state": 6.8e-3, "mac": 4.9e-5}
-FUSED = {"call": 66, "step": 0, "state": 5.4e-4, "mac": 1.5e-5, "weight": 7.6e-4, "read": 5.2e-5}
+LOOP = {"call": 110, "step": 29, "state": 7.4e-3, "mac": 3.7e-5}
+FUSED = {"call": 64, "step": 0, "state": 2.2e-3, "mac": 1.3e-5, "weight": 9.3e-4, "read": 6.4e-5}
 
 
 def loop_counts(ih: FactorSpec, hh: FactorSpec, steps: int, batch: int) -> dict[str, int]:

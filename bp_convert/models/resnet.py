@@ -26,8 +26,8 @@ class _Block(nn.Module):
         self.shortcut = nn.Conv2d(inputs, outputs, 1, stride) if shortcut else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.body(x)
-        return y + self.shortcut(x)
+        y: Tensor = self.body(x) + self.shortcut(x)
+        return y
 
 
 class ResNetV2(nn.Module):

@@ -29,7 +29,9 @@ class SVGG(nn.Module):
                 inputs, size = outputs, -(-size // stride)
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Sequential(
-            nn.Linear(inputs * size * size, 1024), nn.ReLU(inplace=True), nn.Linear(1024, num_classes)
+            nn.Linear(inputs * size * size, 1024),
+            nn.ReLU(inplace=True),
+            nn.Linear(1024, num_classes),
         )
 
     def forward(self, images: Tensor) -> Tensor:

@@ -16,7 +16,9 @@ def verdict(report: Report) -> str:
     done = [layer for layer in report.layers if layer.action == "replaced"]
     if not done:
         return _nothing(report)
-    return " ".join(part for part in (_saved(report), _quality(report, done), _speed(report)) if part)
+    return " ".join(
+        part for part in (_saved(report), _quality(report, done), _speed(report)) if part
+    )
 
 
 def energy_kept(layers: list[LayerReport]) -> float | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from bp_convert.values.base import Value
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.settings import Init, Settings
 from bp_convert.values.tensors import TensorSpec
 
-FORMAT = 1
 Action = Literal["replaced", "widened", "kept"]
 
 
@@ -39,7 +40,7 @@ class LayerPlan(Value):
     notes: tuple[str, ...] = ()
     inputs: tuple[int, int]
     outputs: tuple[int, int]
-    factors: dict[str, FactorSpec] = {}
+    factors: dict[str, FactorSpec] = Field(default_factory=dict)
     init: Init = "warm"
     params: tuple[int, int]
     macs: tuple[int, int] = (0, 0)
@@ -98,7 +99,7 @@ class Plan(Value):
         notes: what concerns the whole model.
     """
 
-    format: Literal[1] = FORMAT
+    format: Literal[1] = 1
     model: str
     fingerprint: str
     settings: Settings

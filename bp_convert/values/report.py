@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from bp_convert.values.base import Value
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.plan import Action, Plan, Totals
@@ -102,7 +104,7 @@ class Report(Value):
     verification: Verification | None = None
     latency: tuple[Latency, ...] = ()
     seconds: float | None = None
-    versions: dict[str, str] = {}
+    versions: dict[str, str] = Field(default_factory=dict)
 
 
 def rows(plan: Plan, errors: dict[str, float | None]) -> tuple[LayerReport, ...]:

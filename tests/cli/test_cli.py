@@ -48,7 +48,9 @@ def test_a_model_in_a_model_out(mlp: Path) -> None:
     source = torch.load(mlp, weights_only=False)
     small = bp_convert.load("small.pt")
     assert type(small) is nn.Sequential
-    assert sum(p.numel() for p in small.parameters()) < 0.3 * sum(p.numel() for p in source.parameters())
+    assert sum(p.numel() for p in small.parameters()) < 0.3 * sum(
+        p.numel() for p in source.parameters()
+    )
     assert small(torch.randn(3, 768)).shape == (3, 10)
 
 
@@ -89,7 +91,9 @@ def test_json_has_exactly_the_documented_shape(mlp: Path) -> None:
 def test_lstm_pairs_in_json_are_by_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save(nn.LSTM(12, 16), "lstm.pt")
-    done = ok("lstm.pt", "--json", "--dry-run", "--pairs", "paper", "--convert-head", "--input", "5x12")
+    done = ok(
+        "lstm.pt", "--json", "--dry-run", "--pairs", "paper", "--convert-head", "--input", "5x12"
+    )
     made = json.loads(done.stdout)
     jsonschema.validate(made, schema())
     assert set(made["layers"][0]["pairs"]) == {"ih_l0", "hh_l0"}
@@ -227,7 +231,9 @@ BAD: list[tuple[list[str], int, str]] = [
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")
-@pytest.mark.parametrize(("words", "code", "says"), BAD, ids=lambda x: " ".join(x) if isinstance(x, list) else None)
+@pytest.mark.parametrize(
+    ("words", "code", "says"), BAD, ids=lambda x: " ".join(x) if isinstance(x, list) else None
+)
 def test_bad_input_says_what_to_do_and_writes_nothing(
     mlp: Path, words: list[str], code: int, says: str
 ) -> None:
@@ -277,6 +283,15 @@ def test_version_help_and_no_words() -> None:
 
 
 def test_the_module_is_the_command(mlp: Path) -> None:
-    command = [sys.executable, "-m", "bp_convert", str(mlp), "--dry-run", "--json", "--pairs", "paper"]
+    command = [
+        sys.executable,
+        "-m",
+        "bp_convert",
+        str(mlp),
+        "--dry-run",
+        "--json",
+        "--pairs",
+        "paper",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["layers"][0]["action"] == "replaced"

@@ -218,5 +218,7 @@ def test_explicit_pairs_are_taken(case: Case) -> None:
     one = kind(case)
     inputs, outputs = one.widths(dense)
     size = prod(getattr(dense, "kernel_size", (1,)))
-    factors = one.factor(dense, (inputs, outputs), Ask(Pairs(out=(1, outputs), inp=(1, inputs * size))))
+    factors = one.factor(
+        dense, (inputs, outputs), Ask(Pairs(out=(1, outputs), inp=(1, inputs * size)))
+    )
     assert next(iter(factors.values())).out == (1, outputs)

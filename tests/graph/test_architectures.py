@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-import torchvision
+from torch import nn
+from torchvision import models
 
 from bp_convert.graph.walk import walk
 from bp_convert.graph.widths import widen
 
 
+def small_vit() -> nn.Module:
+    return models.VisionTransformer(
+        image_size=64, patch_size=16, num_layers=2, num_heads=3, hidden_dim=48, mlp_dim=96
+    )
+
+
+def small_swin() -> nn.Module:
+    """Its attention uses the weights of two layers without calling them."""
+    return models.SwinTransformer([4, 4], 24, [2, 2], [2, 4], [4, 4])
+
+
 @pytest.mark.parametrize(
-    ("name", "alpha", "widened", "layers"),
+    ("build", "alpha", "widened", "layers"),
     [
-        ("resnet18", 2, 20, 21),
-        ("resnet18", 1.5, 20, 21),
-        ("squeezenet1_1", 3, 25, 26),
-        ("shufflenet_v2_x1_0", 3, 56, 57),
-        ("mobilenet_v2", 2, 52, 53),
-        ("vit_b_16", 2, 37, 38),
-        ("swin_t", 2, 52, 53),
+        (models.resnet18, 2, 20, 21),
+        (models.resnet18, 1.5, 20, 21),
+        (models.squeezenet1_1, 3, 25, 26),
+        (models.shufflenet_v2_x1_0, 3, 56, 57),
+        (models.mobilenet_v2, 2, 52, 53),
+        (small_vit, 2, 7, 8),
+        (small_swin, 2, 18, 19),
     ],
 )
-def test_all_but_the_head_is_widened(name: str, alpha: float, widened: int, layers: int) -> None:
+def test_all_but_the_head_is_widened(
+    build: Callable[[], nn.Module], alpha: float, widened: int, layers: int
+) -> None:
     with torch.device("meta"):
-        model = torchvision.models.get_model(name, weights=None)
+        model = build()
     targets = {site.name: site.kind.name for site in walk(model)}
-    inputs = (torch.empty(2, 3, 224, 224, device="meta"),)
+    inputs = (torch.empty(2, 3, 64, 64, device="meta"),)
     plan = widen(model, inputs, {}, alpha=alpha, targets=targets)
     assert plan.failure is None
     assert plan.verified

@@ -3,8 +3,15 @@ from __future__ import annotations
 import pytest
 
 from bp_convert.errors import FactorError
+from bp_convert.kron.contract import bilinear_macs
 from bp_convert.kron.pairs import covering_pair, divisor_pairs, nearest_pair
-from bp_convert.kron.policies import fast_factors, lone_prime, low_rank_factors, scaled_pair
+from bp_convert.kron.policies import (
+    fast_factors,
+    lone_prime,
+    low_rank_factors,
+    paper_factors,
+    scaled_pair,
+)
 
 
 @pytest.mark.parametrize(
@@ -48,9 +55,6 @@ def test_a_convolution_s_pair_grows_on_both_sides() -> None:
 
 
 def test_fast_pairs_stay_within_a_tenth_of_the_square_ones_and_cost_no_more() -> None:
-    from bp_convert.kron.contract import bilinear_macs
-    from bp_convert.kron.policies import paper_factors
-
     for inputs, outputs in ((512, 512), (768, 3072), (1152, 256), (27, 32), (4096, 1000)):
         fast, paper = fast_factors(inputs, outputs, 1), paper_factors(inputs, outputs, 1)
         assert fast.params <= 1.1 * paper.params

@@ -153,7 +153,7 @@ def test_from_dense_carries_everything_and_shares_nothing() -> None:
     layer = BPConv2d.from_dense(dense, rank=2)
     assert layer.bias is None
     assert layer.w1.dtype == torch.float64
-    assert not (layer.training or layer.w1.requires_grad or layer.w2.requires_grad)
+    assert [layer.training, layer.w1.requires_grad, layer.w2.requires_grad] == [False] * 3
     error = BPConv2d(4, 6, 3, rank=2, dtype=torch.float64).fit_(dense.weight)
     gap = ((layer.weight - dense.weight).norm() / dense.weight.norm()).detach()
     assert error == pytest.approx(float(gap), rel=1e-6)

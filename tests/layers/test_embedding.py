@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from bp_convert.errors import FactorError
 from bp_convert.layers.embedding import BPEmbedding
 from bp_convert.values.factors import FactorSpec
+from tests.ops import VIEWS, Ops
 from tests.oracles import table_sum
 from tests.tolerances import assert_near
 
@@ -30,8 +32,9 @@ def test_it_looks_up_rows_of_the_kronecker_sum(
 
 def test_gradients() -> None:
     rows = torch.tensor([1, 1, 7])
-    for rank in (1, 2):
-        layer = BPEmbedding(10, 6, rank=rank, dtype=torch.float64)
+    for inp, rank in (((2, 5), 1), ((2, 5), 2), ((10, 1), 2), ((1, 10), 2), ((3, 4), 2)):
+        spec = FactorSpec(out=(2, 3), inp=inp, rank=rank)
+        layer = BPEmbedding(10, 6, factors=spec, dtype=torch.float64)
         assert torch.autograd.gradcheck(
             lambda a, b, layer=layer: torch.func.functional_call(
                 layer, {"w1": a, "w2": b}, (rows,)
@@ -54,8 +57,12 @@ def test_the_padding_row_is_zero_and_gets_no_gradient() -> None:
     assert layer.padding_idx == 3
     assert layer(torch.tensor([3])).abs().max() == 0
     layer(torch.tensor([3, 3])).sum().backward()
+    for factor in (layer.w1, layer.w2):
+        assert factor.grad is not None
+        assert factor.grad.abs().max() == 0
+    layer(torch.tensor([2, 3])).sum().backward()
     assert layer.w1.grad is not None
-    assert layer.w1.grad.abs().max() == 0
+    assert layer.w1.grad.abs().max() > 0
     assert layer.weight[3].abs().max() == 0
     assert layer.to_dense().padding_idx == 3
 
@@ -83,12 +90,56 @@ def test_a_padding_row_that_is_not_zero_is_refused() -> None:
         BPEmbedding.from_dense(dense)
 
 
-@pytest.mark.parametrize("bad", [-1, 10, 99])
-@pytest.mark.parametrize("inp", [(2, 5), (3, 4)])
-def test_an_index_outside_the_vocabulary_is_an_error(bad: int, inp: tuple[int, int]) -> None:
-    layer = BPEmbedding(10, 6, factors=FactorSpec(out=(2, 3), inp=inp))
-    with pytest.raises(IndexError):
-        layer(torch.tensor([bad]))
+@pytest.mark.parametrize("bad", [-11, -1, 10, 11, 99])
+@pytest.mark.parametrize("inp", [(2, 5), (3, 4), (1, 10), (10, 1), (1, 12), (12, 1)])
+@pytest.mark.parametrize("rank", [1, 2])
+def test_an_index_outside_the_vocabulary_is_an_error(
+    bad: int, inp: tuple[int, int], rank: int
+) -> None:
+    layer = BPEmbedding(10, 6, factors=FactorSpec(out=(2, 3), inp=inp, rank=rank))
+    with pytest.raises(IndexError, match="10 rows"):
+        layer(torch.tensor([3, bad]))
+
+
+def test_indices_that_are_no_integers_are_an_error_as_in_torch() -> None:
+    for layer in (BPEmbedding(10, 6, rank=2), nn.Embedding(10, 6)):
+        with pytest.raises((RuntimeError, IndexError), match=r"[Ii]nt"):
+            layer(torch.tensor([1.0]))
+
+
+def test_spare_rows_stay_hidden_when_compiled() -> None:
+    torch._dynamo.reset()
+    layer = BPEmbedding(10, 6, factors=FactorSpec(out=(2, 3), inp=(3, 4)))
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    for rows in (torch.arange(10), torch.tensor([3, 4]), torch.tensor([1, 2, 9])):
+        assert_near(compiled(rows), layer(rows))
+    with pytest.raises(Exception, match=r"out of (DATA bounds|range)"):
+        compiled(torch.tensor([3, 10]))
+
+
+def test_export_with_a_free_length() -> None:
+    layer = BPEmbedding(10, 6, rank=2)
+    free = {1: torch.export.Dim("tokens")}
+    rows = torch.arange(6).view(2, 3)
+    exported = torch.export.export(layer, (rows,), dynamic_shapes=(free,)).module()
+    assert_near(exported(torch.arange(8).view(2, 4)), layer(torch.arange(8).view(2, 4)))
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_autocast_leaves_the_dtype_of_the_table_as_torch_does(rank: int) -> None:
+    layer, rows = BPEmbedding(10, 6, rank=rank), torch.arange(10)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(rows)
+    assert y.dtype == torch.float32
+    assert_near(y, layer(rows), torch.bfloat16)
+
+
+def test_a_long_factor_is_not_laid_out_anew() -> None:
+    spec = FactorSpec(out=(1, 6), inp=(1000, 1), rank=4)
+    layer = BPEmbedding(1000, 6, factors=spec)
+    with Ops() as ops, torch.no_grad():
+        layer(torch.tensor([1, 999]))
+    assert max(size for name, size in ops.seen if name not in VIEWS) <= 2 * 6 * 4
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0), (2, 3, 4)])
@@ -107,8 +158,9 @@ def test_state_and_copies() -> None:
     layer, rows = BPEmbedding(10, 6, rank=2), torch.arange(10)
     other = BPEmbedding(10, 6, rank=2)
     other.load_state_dict(layer.state_dict())
-    for twin in (other, copy.deepcopy(layer)):
+    for twin in (other, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert torch.equal(twin(rows), layer(rows))
+    assert list(layer.state_dict()) == ["w1", "w2"]
     assert "in=2x5" in repr(layer)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from bp_convert.planner import make_plan
 from bp_convert.values.settings import Settings
 
 COUNTS = json.loads((Path(__file__).parent / "reference_counts.json").read_text())
+SQUEEZENET = 1792 + 11408 + 45344 + 104880 + 188992 + 197184 + 5130  # stem, fires, classifier
 MODELS = ("svgg", "resnet56", "captioner", "mobilenet_v2")
 
 
@@ -55,7 +59,10 @@ def test_the_two_layers_of_vgg19(alpha: int) -> None:
     )
     plan = make_plan(model, settings)
     two = [plan.layer(name) for name in ("classifier.0", "classifier.3")]
-    assert sum(layer.params[1] for layer in two if layer) == COUNTS["vgg19_classifier"]["bp"][str(alpha)]
+    assert (
+        sum(layer.params[1] for layer in two if layer)
+        == COUNTS["vgg19_classifier"]["bp"][str(alpha)]
+    )
     assert all(layer.action == "replaced" for layer in two if layer)
 
 
@@ -74,6 +81,45 @@ def test_a_captioner_looks_at_both_inputs() -> None:
     base = model(image, tokens)
     assert not torch.allclose(model(image + 1, tokens), base)
     assert not torch.allclose(model(image, tokens + 1), base)
+
+
+SMALL: dict[str, tuple[dict[str, int], tuple[Any, ...]]] = {
+    "svgg": ({}, (torch.zeros(1, 3, 32, 32),)),
+    "resnet56": ({}, (torch.zeros(2, 3, 32, 32),)),
+    "squeezenet": ({}, (torch.zeros(1, 3, 32, 32),)),
+    "captioner": (
+        {"vocabulary": 50, "features": 64},
+        (torch.zeros(1, 64), torch.zeros(1, 3, dtype=torch.long)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_parameter_is_trained(name: str) -> None:
+    options, inputs = SMALL[name]
+    model = build(name, **options)
+    model(*(x + 1 for x in inputs)).square().sum().backward()
+    assert [n for n, p in model.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_models_travel_as_whole_pickles(name: str) -> None:
+    options, inputs = SMALL[name]
+    model = build(name, **options).eval()
+    assert torch.equal(pickle.loads(pickle.dumps(model))(*inputs), model(*inputs))
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    names = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+    assert all(name.startswith(("bp_convert.models.", "torch.nn.")) for name in names)
+
+
+def test_squeezenet_ends_in_512_channels() -> None:
+    model = build("squeezenet")
+    convs = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+    assert len(convs) == 1 + 5 * 3  # five fire modules of three convolutions
+    assert sum(p.numel() for p in model.classifier.parameters()) == 512 * 10 + 10
+    assert sum(p.numel() for p in model.parameters()) == SQUEEZENET
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

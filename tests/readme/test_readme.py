@@ -81,7 +81,7 @@ def test_the_snippets_run_in_their_order(folder: Path) -> None:
         "model": nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
     }
     for snippet in blocks("python"):
-        exec(compile(snippet, "README.md", "exec"), scope)  # noqa: S102
+        exec(compile(snippet, "README.md", "exec"), scope)
     x = torch.randn(2, 1024)
     assert scope["again"](x).shape == (2, 10)
     assert scope["exact"].factors.rank == scope["exact"].factors.full_rank
