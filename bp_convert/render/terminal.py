@@ -58,7 +58,7 @@ def _table(rows: list[Row]) -> Table:
     ranks = max(len(short(row.layer.rank or 0)) for row in rows)
     kinds = max(4, *(len(row.layer.kind) for row in rows))
     names = WIDTH - _FIXED - pairs - ranks - kinds
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False, pad_edge=False)
     table.add_column("layer", no_wrap=True, max_width=names)
     table.add_column("kind", no_wrap=True)
     table.add_column("action", no_wrap=True)

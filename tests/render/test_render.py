@@ -1,0 +1,195 @@
+"""Reports as people read them: the width of the table, the words of the verdict, escaping."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from bp_convert.render.documents import html, markdown
+from bp_convert.render.fold import common, fold, middle
+from bp_convert.render.numbers import change, percent, short, size
+from bp_convert.render.summary import verdict
+from bp_convert.render.terminal import show
+from bp_convert.render.words import kept, notes
+from bp_convert.values.factors import FactorSpec
+from bp_convert.values.plan import Totals
+from bp_convert.values.report import Latency, LayerReport, Report, ReportTotals, Verification
+
+SPEC = FactorSpec(out=(16, 32), inp=(16, 32), rank=2)
+
+
+def _layer(name: str, **change: Any) -> LayerReport:
+    fields: dict[str, Any] = {
+        "name": name,
+        "kind": "Linear",
+        "action": "replaced",
+        "reason": "",
+        "pairs": {"weight": SPEC},
+        "rank": 2,
+        "params_before": 262_656,
+        "params_after": 3_072,
+        "macs_before": 262_144,
+        "macs_after": 40_960,
+        "fit_error": 0.5,
+    }
+    return LayerReport(**{**fields, **change})
+
+
+def _kept(name: str, reason: str) -> LayerReport:
+    return _layer(
+        name, action="kept", reason=reason, pairs={}, rank=None, params_after=262_656,
+        fit_error=None,
+    )  # fmt: skip
+
+
+def _report(*layers: LayerReport, **change: Any) -> Report:
+    before = sum(layer.params_before for layer in layers)
+    after = sum(layer.params_after for layer in layers)
+    fields: dict[str, Any] = {
+        "totals": ReportTotals(
+            params=Totals(before=before, after=after),
+            macs=Totals(before=10**9, after=10**8),
+            bytes=Totals(before=4 * before, after=4 * after),
+        ),
+        "layers": layers,
+        "verdict": "",
+        "model": "torchvision.models.resnet.ResNet",
+    }
+    return Report(**{**fields, **change})
+
+
+def _checked(error: float) -> Verification:
+    return Verification(
+        ran_eval=True, ran_train=True, gradients=True, source_untouched=True, output_error=error
+    )
+
+
+def _text(report: Report, width: int = 80, **how: Any) -> str:
+    stream = io.StringIO()
+    show(report, Console(file=stream, width=width), **how)
+    return stream.getvalue()
+
+
+def test_numbers() -> None:
+    counts = (0, 999, 1_000, 12_345, 999_999, 4.56e6, 1.2e9)
+    assert [short(n) for n in counts] == ["0", "999", "1.00k", "12.3k", "1000k", "4.56M", "1.20G"]
+    assert size(46_796_608) == "46.8 MB"
+    assert size(12) == "12 B"
+    assert [percent(x) for x in (0, 0.0001, 0.025, 0.74)] == ["0.0 %", "less than 0.1 %", "2.5 %", "74 %"]
+    assert change(Totals(before=4, after=1)) == "75 % less"
+    assert change(Totals(before=4, after=6)) == "50 % more"
+    assert change(Totals(before=4, after=4)) == "unchanged"
+
+
+def test_names_fold_by_their_numbers_and_shorten_in_the_middle() -> None:
+    assert common(["layer1.0.conv1", "layer1.1.conv1"]) == "layer1.{0-1}.conv1"
+    assert common(["a"]) == "a"
+    short_name = middle("encoder.layers.encoder_layer_11.self_attention", 20)
+    assert len(short_name) == 20
+    assert short_name.startswith("encoder")
+    assert short_name.endswith("attention")
+
+
+def test_layers_that_fare_alike_share_a_row() -> None:
+    rows = fold(
+        (
+            _layer("blocks.0.fc"),
+            _layer("blocks.1.fc", fit_error=0.7),
+            _layer("blocks.2.fc", params_before=5),
+            _kept("blocks.3.fc", "excluded"),
+        )
+    )
+    assert [(row.name, row.count) for row in rows] == [
+        ("blocks.{0-1}.fc", 2),
+        ("blocks.2.fc", 1),
+        ("blocks.3.fc", 1),
+    ]
+    assert rows[0].params_before == 2 * 262_656
+    assert rows[0].errors == (0.5, 0.7)
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_the_table_fits_eighty_columns(every: bool) -> None:
+    layers = [
+        _layer(f"encoder.layers.encoder_layer_{i}.self_attention.projection", kind="Embedding",
+               pairs={"weight": FactorSpec(out=(4096, 1), inp=(1, 25088), rank=880)}, rank=880)
+        for i in range(300)
+    ]  # fmt: skip
+    report = _report(*layers, _kept("a.b", "prime width 509 has no factor pair"),
+                     verification=_checked(0.3))  # fmt: skip
+    text = _text(report, every=every)
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("…") >= (300 if every else 1)
+    assert "params" in text
+    assert "error" in text
+    assert "prime width 509" in text
+
+
+def test_user_text_is_not_markup() -> None:
+    text = _text(_report(_layer("blocks[0].fc[/]"), model="a.[bold]Net"))
+    assert "[bold]Net" in text
+    assert "blocks[0].fc[/]" in text
+
+
+def test_html_escapes_and_stands_alone() -> None:
+    page = html(_report(_layer("<script>alert(1)</script>"), source="a & b"))
+    assert "<script>" not in page
+    assert "a &amp; b" in page
+    assert "http" not in page
+    assert page.count("<tr") > 5
+
+
+def test_markdown_keeps_its_tables() -> None:
+    text = markdown(_report(_layer("a_b"), _kept("c", "excluded")))
+    table = [line for line in text.splitlines() if line.startswith("| a")]
+    assert table == [
+        "| a\\_b | Linear | replaced | 16x32\\|16x32 | 2 | 263k | 3.07k | 262k | 41.0k | 0.500 |"
+    ]
+
+
+def test_reasons_and_notes_are_counted() -> None:
+    slow = "would be slower than the dense layer (predicted 3.{}x its time)"
+    report = _report(
+        _kept("a", slow.format(1)),
+        _kept("b", slow.format(2)),
+        _layer("c", notes=("starts from noise: as asked",)),
+    )
+    assert kept(report) == [(2, "would be slower than the dense layer", "a")]
+    assert notes(report) == ["1 layer from noise, as asked"]
+
+
+def test_the_verdict_for_each_case() -> None:
+    def said(*layers: LayerReport, **change: Any) -> str:
+        return verdict(_report(*layers, **change))
+
+    assert "train it before use" in said(_layer("a", fit_error=0.99), verification=_checked(0.9))
+    assert "Rank 2 keeps 2.0 %" in said(_layer("a", fit_error=0.99), verification=_checked(0.9))
+    assert "usable as it is" in said(_layer("a", fit_error=0.01), verification=_checked(0.001))
+    assert "check its accuracy" in said(_layer("a", fit_error=0.1), verification=_checked(0.05))
+    noise = _layer("a", fit_error=None, notes=("starts from noise: as asked",))
+    assert "starts from noise: train it" in said(noise, verification=_checked(1.0))
+    assert said(_layer("a")).startswith("Saved 99 % of the parameters (263k to 3.07k)")
+    assert said(_layer("a", params_after=10**6)).startswith("Grew by")
+    nothing = said(_kept("a", "would be slower than the dense layer"))
+    assert nothing.startswith("Nothing was converted; 1 of 1 layers")
+    assert "--convert-anyway" in nothing
+    assert "no layer of a known kind" in said()
+
+
+def _latency(dense: float, converted: float) -> Latency:
+    return Latency(
+        batch=32, dense_ms=dense, converted_ms=converted, dense_spread_ms=0.1,
+        converted_spread_ms=0.1, repeats=9, device="CPU", threads=2,
+    )  # fmt: skip
+
+
+def test_slower_is_said_in_words() -> None:
+    slow, fast = _latency(1, 2), _latency(2, 1)
+    assert "It is slower: 2.0x the dense time at batch 32" in verdict(
+        _report(_layer("a"), latency=(fast, slow))
+    )
+    assert "SLOWER: 2.00x" in _text(_report(_layer("a"), latency=(slow,)))
+    assert "2.00x as fast" in _text(_report(_layer("a"), latency=(fast,)))

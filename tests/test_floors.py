@@ -1,0 +1,93 @@
+"""Imports go down only, and importing the package or asking for help loads no torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "bp_convert"
+# Each room may import those before it, and itself.
+FLOORS = (
+    "_version",
+    "errors",
+    "values",
+    "kron",
+    "layers",
+    "models",
+    "kinds",
+    "graph",
+    "surgery",
+    "planner",
+    "costs",
+    "verify",
+    "files",
+    "render",
+    "pipeline",
+    "demo",
+    "cli",
+    "__main__",
+)
+
+
+def _room(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def _imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bp_convert."):
+            found.add((node.module or "").split(".")[1])
+        elif isinstance(node, ast.Import):
+            found |= {n.name.split(".")[1] for n in node.names if n.name.startswith("bp_convert.")}
+    return found
+
+
+FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_down_only(path: Path) -> None:
+    floor = FLOORS.index(_room(path))
+    above = {room for room in _imports(path) if FLOORS.index(room) > floor}
+    # What is built from the user's words may name the paper's models; values know no layers.
+    assert not above
+
+
+def test_every_room_has_a_floor() -> None:
+    assert {_room(path) for path in FILES} <= set(FLOORS)
+
+
+def test_values_and_errors_know_no_torch() -> None:
+    for room in ("errors.py", "values"):
+        for path in [ROOT / room] if room.endswith(".py") else (ROOT / room).glob("*.py"):
+            assert "import torch" not in path.read_text(encoding="utf-8"), path
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        "import bp_convert; bp_convert.Settings; bp_convert.__version__",
+        "from typer.testing import CliRunner; from bp_convert.cli.app import app; "
+        "assert CliRunner().invoke(app, ['--help']).exit_code == 0",
+        "from typer.testing import CliRunner; from bp_convert.cli.app import app; "
+        "assert CliRunner().invoke(app, ['m.pt', '--alpha', '0']).exit_code == 2",
+    ],
+)
+def test_torch_is_loaded_only_for_work(work: str) -> None:
+    code = f"{work}; import sys; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_all_public_names_exist() -> None:
+    import bp_convert
+
+    for name in bp_convert.__all__:
+        assert getattr(bp_convert, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = bp_convert.nonsense
