@@ -6,6 +6,7 @@ python benchmarks/layers_gpu.py
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -53,7 +54,7 @@ def main() -> None:
                 factors = kind.factor(dense, widths, Ask(rank=rank))
                 twin = kind.build(dense, widths, factors, "cuda").eval()
                 with torch.no_grad():
-                    slow, fast = milliseconds([lambda: dense(x), lambda: twin(x)])
+                    slow, fast = milliseconds([partial(dense, x), partial(twin, x)])
                 print(f"{str(dtype)[6:]:9s} {name:36s} R{rank} {slow:8.3f} ms {slow / fast:6.2f}x")
 
 

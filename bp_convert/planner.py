@@ -397,7 +397,7 @@ def _confirm(layer: LayerPlan, module: nn.Module, macs: int | None) -> None:
                 where=f"{layer.name} ({layer.kind})",
                 found=f"{found} {what} counted",
                 allowed=f"{told}, as predicted",
-                fix="this is a fault of bp-convert: please report it; meanwhile --exclude the layer",
+                fix="please report this fault of bp-convert; meanwhile --exclude the layer",
             )
 
 

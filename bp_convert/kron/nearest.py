@@ -93,9 +93,10 @@ def nearest_kronecker_sum(
             allowed="finite numbers",
             fix="repair or exclude this layer; its training diverged",
         )
-    left, right = _low_rank(table, rank, energy)  # (k1*d1, R), (R, k2*d2)
-    left, right = left.to(weight.dtype), right.to(weight.dtype)
-    rest = _energy(table, (left.to(table.dtype), right.to(table.dtype)))  # of what is stored
+    with torch.autocast(table.device.type, enabled=False):
+        left, right = _low_rank(table, rank, energy)  # (k1*d1, R), (R, k2*d2)
+        left, right = left.to(weight.dtype), right.to(weight.dtype)
+        rest = _energy(table, (left.to(table.dtype), right.to(table.dtype)))  # of what is stored
     w1 = left.t().reshape(rank, k1, d1)
     w2 = right.reshape(rank, k2, d2).transpose(1, 2)
     error = (rest / energy) ** 0.5 if energy else 0.0
@@ -150,7 +151,7 @@ def _scales(rows: Tensor) -> Tensor:
 
 def _gram_basis(table: Tensor, rank: int) -> Tensor:
     """Return the leading left singular vectors (m, R) from the Gram matrix, in float64."""
-    _, vectors = torch.linalg.eigh(_gram(table))  # ascending
+    vectors: Tensor = torch.linalg.eigh(_gram(table))[1]  # of rising values
     return vectors[:, -rank:].flip(1).to(table.dtype)
 
 
@@ -162,28 +163,31 @@ def _block_basis(table: Tensor, rank: int, energy: float) -> Tensor:
     """
     generator = torch.Generator().manual_seed(1993)
     size = min(table.shape[0], rank + max(OVERSAMPLE, rank // 2))
-    start = torch.randn(table.shape[1], size, generator=generator, dtype=torch.float64)
-    block = table @ start.to(table)  # (m, s)
+    shape = (table.shape[1], size)
+    start = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+    block: Tensor = table @ start.to(table)  # (m, s)
     before = 0.0
     for _ in range(MAX_STEPS):
-        basis, _ = torch.linalg.qr(block)
+        basis: Tensor = torch.linalg.qr(block)[0]
         core = basis.t() @ table  # (s, n)
-        values, vectors = torch.linalg.eigh(_gram(core))  # ascending
+        values, vectors = torch.linalg.eigh(_gram(core))  # rising
         captured = float(values[-rank:].sum())
         rounding = torch.finfo(table.dtype).eps * energy
         if captured - before <= max(SETTLED * (energy - captured), rounding):
             break
         before = captured
         block = table @ (core.t() / (captured or 1.0) ** 0.5)  # (m, s), of the table's size
-    return basis @ vectors[:, -rank:].flip(1).to(table.dtype)
+    lead: Tensor = vectors[:, -rank:].flip(1)
+    return basis @ lead.to(table.dtype)
 
 
 def _gram(table: Tensor) -> Tensor:
     """Return table @ table^T in float64 without a float64 copy of the whole table."""
     rows = table.shape[0]
     gram = torch.zeros(rows, rows, dtype=torch.float64, device=table.device)
-    for part in table.split(max(1, CHUNK // rows), dim=1):
-        wide = part.double()
+    columns = max(1, CHUNK // rows)
+    for start in range(0, table.shape[1], columns):
+        wide = table[:, start : start + columns].double()
         gram.addmm_(wide, wide.t())
     return gram
 
