@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from bp_convert.errors import PlanError
+from bp_convert.errors import FactorError, PlanError
 from bp_convert.graph.channel_map import ChannelMaps
 from bp_convert.graph.clone import all_tensors, to_meta
 from bp_convert.graph.followers import Follow, interleave
@@ -177,8 +177,21 @@ def _twin(
         assert maps is not None
         result.random[layer.name] = maps.unknown.get(layer.name, "its channel map is not known")
     else:
-        result.errors[layer.name] = kind.fill(module, twin, spread)
+        result.errors[layer.name] = _fill(layer, site, twin, spread)
     return twin
+
+
+def _fill(layer: LayerPlan, site: Site, twin: nn.Module, spread: Spread) -> float:
+    """Fit the twin; an error names the layer."""
+    try:
+        return site.kind.fill(site.module, twin, spread)
+    except FactorError as problem:
+        raise FactorError(
+            where=f"{layer.name}.{problem.where} ({layer.kind})",
+            found=problem.found,
+            allowed=problem.allowed,
+            fix=problem.fix,
+        ) from None
 
 
 def _spread(layer: LayerPlan, maps: ChannelMaps | None) -> Spread | None:

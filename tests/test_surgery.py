@@ -136,6 +136,16 @@ def test_a_refused_kind_cannot_be_forced_by_editing() -> None:
         apply_plan(model, _edited(plan, action="replaced", factors={"weight": spec}))
 
 
+def test_a_weight_that_is_not_finite_names_its_layer() -> None:
+    from bp_convert.errors import FactorError
+
+    model = Net()
+    with torch.no_grad():
+        model.again.weight[0, 0] = float("nan")
+    with pytest.raises(FactorError, match=r"again\.weight \(Linear\)(.|\n)*1 of 1296"):
+        apply_plan(model, _plan(model))
+
+
 def test_a_changed_model_is_refused() -> None:
     model = Net()
     plan = _plan(model)

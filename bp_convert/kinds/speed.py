@@ -127,7 +127,6 @@ def _embedding(widths: Widths, spec: FactorSpec, rows: int) -> tuple[Counts, Cou
         "calls": 1,
         "moved": rows * (rank * (e1 + e2) + 2 * widths[1]),
         "macs": rows * rank * widths[1] if rank > 1 else 0,
-        "weights": spec.params if rank > 1 else 0,
     }
     return dense, twin
 

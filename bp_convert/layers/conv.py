@@ -20,6 +20,7 @@ from bp_convert.kron.conv_layout import (
     split_padding,
 )
 from bp_convert.kron.nearest import nearest_kronecker_sum, reconstruct
+from bp_convert.kron.pairs import check_positive
 from bp_convert.layers.checks import checked, wrong_pair
 from bp_convert.layers.init import init_factors_
 from bp_convert.values.factors import FactorSpec
@@ -75,6 +76,7 @@ class _BPConv(nn.Module):
         self.padding_mode = padding_mode
         self._check_fields()
         if factors is None:
+            check_positive(rank, "rank")
             factors = fast_conv_factors(in_channels, out_channels, self.kernel_size, rank)
         self.factors = self._checked(factors)
         self._layout = layout_of(self.factors, self.kernel_size)

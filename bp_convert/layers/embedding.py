@@ -26,7 +26,8 @@ class BPEmbedding(nn.Module):
     Args:
         num_embeddings: V. The pair may cover more rows than that; the spare ones are never read.
         embedding_dim: E = e1*e2.
-        padding_idx: the row that is zero and receives no gradient.
+        padding_idx: a row that stands apart: it is kept as it is, zero in a fresh layer, in the
+            buffer ``padding_row``, and receives no gradient.
         factors: ``out = (e1, e2)``, ``in = (v1, v2)`` and the number of terms; by default the
             nearest-square pairs.
         rank: number of terms R where ``factors`` is not given; cut to full rank.
@@ -60,11 +61,16 @@ class BPEmbedding(nn.Module):
         where: Any = {"device": device, "dtype": dtype}
         self.w1 = nn.Parameter(torch.empty(terms, v1, e1, **where))
         self.w2 = nn.Parameter(torch.empty(terms, v2, e2, **where))
+        self.padding_row: Tensor
+        if self.padding_idx is not None:
+            self.register_buffer("padding_row", torch.empty(embedding_dim, **where))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw factors so that the table varies as a fresh ``nn.Embedding``'s: 1."""
         init_factors_(self.w1, self.w2, self.factors.rank, 1.0)
+        if self.padding_idx is not None:
+            nn.init.zeros_(self.padding_row)
 
     def forward(self, input: Tensor) -> Tensor:
         """Map indices (...) to rows (..., E), of the factors' dtype under autocast too.
@@ -87,7 +93,8 @@ class BPEmbedding(nn.Module):
             raise
         y = _sum_of_products(left, right)  # (N, E)
         if self.padding_idx is not None:
-            y = y.masked_fill((rows == self.padding_idx)[:, None], 0)
+            pads = (rows == self.padding_idx)[:, None]  # (N, 1)
+            y = torch.where(pads, self.padding_row.to(y.dtype), y)
         return y.to(self.w1.dtype).view(*input.shape, self.embedding_dim)
 
     @classmethod
@@ -98,7 +105,7 @@ class BPEmbedding(nn.Module):
 
         Raises:
             FactorError: a field that a factored table cannot honour (max_norm,
-                scale_grad_by_freq, sparse, a padding row that is not zero), pairs that do not
+                scale_grad_by_freq, sparse), pairs that do not
                 fit, or weights that are not finite.
         """
         reason = unsupported(layer)
@@ -125,16 +132,18 @@ class BPEmbedding(nn.Module):
     @torch.no_grad()
     def fit_(self, weight: Tensor) -> float:
         """Set the factors to the nearest Kronecker sum of ``weight`` (V, E); return the relative
-        Frobenius error over the vocabulary's rows."""
+        Frobenius error over the vocabulary's rows. The padding row is kept as it is."""
         spec = self.factors
         spare = prod(spec.inp) - self.num_embeddings
         table = F.pad(weight, (0, 0, 0, spare))  # (v1*v2, E)
         fit = nearest_kronecker_sum(table, spec.inp, spec.out, spec.rank)
         self.w1.copy_(fit.w1)
         self.w2.copy_(fit.w2.transpose(1, 2))
-        if spare == 0 and self.padding_idx is None:
+        if self.padding_idx is not None:
+            self.padding_row.copy_(weight[self.padding_idx])
+        elif spare == 0:
             return fit.error
-        # Spare rows do not count, and the padding row is zero whatever the factors say.
+        # Spare rows do not count, and the padding row stands apart.
         total = float(torch.linalg.vector_norm(weight, dtype=torch.float64))
         gap = torch.linalg.vector_norm(self.dense_weight() - weight, dtype=torch.float64)
         return float(gap) / total if total else 0.0
@@ -147,8 +156,8 @@ class BPEmbedding(nn.Module):
         table = table[: self.num_embeddings]
         if self.padding_idx is None:
             return table
-        pad = torch.arange(self.num_embeddings, device=table.device) == self.padding_idx
-        return table.masked_fill(pad[:, None], 0)
+        pads = torch.arange(self.num_embeddings, device=table.device) == self.padding_idx
+        return torch.where(pads[:, None], self.padding_row.to(table.dtype), table)
 
     @property
     def weight(self) -> Tensor:
@@ -194,9 +203,6 @@ def unsupported(layer: nn.Embedding) -> str | None:
         return "scale_grad_by_freq: rows share their factors"
     if layer.sparse:
         return "sparse=True: the factors' gradients are dense"
-    pad = layer.padding_idx
-    if pad is not None and not layer.weight.is_meta and bool(layer.weight[pad].any()):
-        return f"row padding_idx={pad} is not zero"
     return None
 
 

@@ -184,6 +184,7 @@ def test_state_and_copies() -> None:
     ("options", "word"),
     [
         ({"groups": 2}, "groups=2"),
+        ({"rank": 0}, "rank"),
         ({"padding_mode": "mirror"}, "mirror"),
         ({"padding": "full"}, "full"),
         ({"padding": "same", "stride": 2}, "stride"),

@@ -82,12 +82,21 @@ def test_what_a_factored_table_cannot_honour_is_refused(
         BPEmbedding.from_dense(nn.Embedding(10, 6, **options))  # type: ignore[arg-type]
 
 
-def test_a_padding_row_that_is_not_zero_is_refused() -> None:
+def test_a_padding_row_that_is_not_zero_is_kept_exactly_and_still_gets_no_gradient() -> None:
     dense = nn.Embedding(10, 6, padding_idx=0)
     with torch.no_grad():
-        dense.weight[0] = 1
-    with pytest.raises(FactorError, match="padding_idx=0 is not zero"):
-        BPEmbedding.from_dense(dense)
+        dense.weight[0] = torch.arange(6.0)
+    layer = BPEmbedding.from_dense(dense, rank=1)
+    row = torch.tensor([0, 0])
+    assert torch.equal(layer(row), dense(row))
+    assert torch.equal(layer.weight[0], dense.weight[0])
+    assert torch.equal(layer.to_dense()(row), dense(row))
+    assert not layer(row).requires_grad or layer(row).sum().backward() is None
+    grad = layer.w1.grad
+    assert grad is None or float(grad.abs().max()) == 0
+    other = BPEmbedding(10, 6, padding_idx=0)
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other(row), dense(row))
 
 
 @pytest.mark.parametrize("bad", [-11, -1, 10, 11, 99])
