@@ -80,6 +80,8 @@ def cases() -> list[tuple[nn.Module, tuple[int, ...]]]:
         found.append((nn.Embedding(rows, columns), (1, tokens)))
     for (inputs, hidden), steps in product(((32, 64), (40, 256), (128, 512), (256, 1000)), (8, 40)):
         found.append((nn.LSTM(inputs, hidden, batch_first=True), (1, steps, inputs)))
+    for (inputs, hidden), batch in product(((32, 64), (256, 256), (128, 512)), (8, 32)):
+        found.append((nn.LSTM(inputs, hidden, batch_first=True), (batch, 20, inputs)))
     return found
 
 

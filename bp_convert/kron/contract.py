@@ -39,13 +39,19 @@ def bilinear(x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
     rank, k1, d1 = w1.shape
     _, d2, k2 = w2.shape
     if w2_first(k1, k2, d1, d2):
-        right = w2.transpose(0, 1).reshape(d2, rank * k2)  # (d2, R*k2)
-        left = w1.permute(1, 2, 0).reshape(k1, d1 * rank)  # (k1, d1*R)
+        if rank == 1:  # laid out as it is; on few rows each call counts
+            right, left = w2.reshape(d2, k2), w1.reshape(k1, d1)
+        else:
+            right = w2.transpose(0, 1).reshape(d2, rank * k2)  # (d2, R*k2)
+            left = w1.permute(1, 2, 0).reshape(k1, d1 * rank)  # (k1, d1*R)
         t = x.reshape(-1, d2) @ right  # (N*d1, R*k2)
         y = _on_each(left, t.view(-1, d1 * rank, k2))  # (N, k1, k2)
     else:
-        left = w1.transpose(0, 1).reshape(k1 * rank, d1)  # (k1*R, d1)
-        right = w2.reshape(rank * d2, k2)  # (R*d2, k2)
+        if rank == 1:
+            left, right = w1.reshape(k1, d1), w2.reshape(d2, k2)
+        else:
+            left = w1.transpose(0, 1).reshape(k1 * rank, d1)  # (k1*R, d1)
+            right = w2.reshape(rank * d2, k2)  # (R*d2, k2)
         t = _on_each(left, x.reshape(-1, d1, d2))  # (N, k1*R, d2)
         y = t.view(-1, rank * d2) @ right  # (N*k1, k2)
     return y.reshape(*x.shape[:-1], k1 * k2)

@@ -79,8 +79,7 @@ class _BPConv(nn.Module):
             check_positive(rank, "rank")
             factors = fast_conv_factors(in_channels, out_channels, self.kernel_size, rank)
         self.factors = self._checked(factors)
-        self._layout = layout_of(self.factors, self.kernel_size)
-        self._first = first_factor(self.factors, self.kernel_size, self.stride)
+        self._lay_out()
         (k1, k2), (d1, d2), terms = self.factors.out, self.factors.inp, self.factors.rank
         where: Any = {"device": device, "dtype": dtype}
         self.w1 = nn.Parameter(torch.empty(terms, k1, d1, **where))
@@ -103,77 +102,99 @@ class _BPConv(nn.Module):
         single = input.dim() == self.AXES + 1
         x = input.unsqueeze(0) if single else input
         self._check_input(x, input)
-        x, pads = self._pad(x)
-        if prod(self.kernel_size) == 1:
+        if self._front:
+            mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
+            x = F.pad(x, self._front, mode=mode)
+        if self._point:
             for axis, step in enumerate(self.stride, 2):
                 x = x if step == 1 else _every(x, axis, step)
-        y = self._one_then_two(x, pads) if self._first == 1 else self._two_then_one(x, pads)
+        if self._lean:
+            y = self._in_few_calls(x)
+        else:
+            y = self._one_then_two(x) if self._first == 1 else self._two_then_one(x)
         if self.bias is not None:
-            y = y + self.bias.to(y.dtype).view(-1, *[1] * self.AXES)
+            bias = self.bias.view(-1, *[1] * self.AXES)
+            # Nothing needs the product itself again, so the sum takes its place.
+            y = y.add_(bias if bias.dtype == y.dtype else bias.to(y.dtype))
         return y.squeeze(0) if single else y
 
     # The two factors. `x` carries axes (N, c1, c2, *size) flattened over the channels.
 
-    def _one_then_two(self, x: Tensor, pads: tuple[int, ...]) -> Tensor:
+    def _in_few_calls(self, x: Tensor) -> Tensor:
+        """Run one term whose first factor only mixes channels: the common case. On small inputs
+        each call to torch costs as much as its work, so this is ``_one_then_two`` in seven."""
+        k1, k2, c1, c2 = self._sizes
+        n, _, *size = x.shape
+        t = torch.bmm(self.w1.expand(n, k1, c1), x.reshape(n, c1, c2 * prod(size)))
+        t = t.view(n * k1, c2, *size)  # (N*k1, c2, *size)
+        w2 = self.w2.reshape(c2, *self._own[1], k2).movedim(-1, 0)  # (k2, c2, *own)
+        y = type(self).CONV(t, w2, None, *self._steps[1])  # (N*k1, k2, *out)
+        return y.view(n, k1 * k2, *y.shape[2:])
+
+    def _one_then_two(self, x: Tensor) -> Tensor:
         lay, (k1, k2), terms = self._layout, self.factors.out, self.factors.rank
         w1 = self.w1.transpose(0, 1).reshape(k1 * terms, lay.c1, -1)  # (k1*R, c1, s1)
-        t = self._mix_one(x.reshape(-1, lay.c1, lay.c2, *x.shape[2:]), w1, pads)
-        t = t.reshape(-1, terms * lay.c2, *t.shape[3:])  # (N*k1, R*c2, *size)
-        w2 = self.w2.permute(2, 0, 1).reshape(k2, terms * lay.c2, -1)  # (k2, R*c2, s2)
-        y = self._mix_two(t, w2, pads)  # (N*k1, k2, *out)
+        w2 = self.w2.permute(2, 0, 1).reshape(k2, terms * lay.c2, *self._own[1])
+        t, size = self._mix_one(x, w1, lay.c2)  # (N, k1*R, c2*size)
+        t = t.reshape(-1, terms * lay.c2, *size)  # (N*k1, R*c2, *size)
+        y = self._mix_two(t, w2)  # (N*k1, k2, *out)
         return y.reshape(-1, k1 * k2, *y.shape[2:])
 
-    def _two_then_one(self, x: Tensor, pads: tuple[int, ...]) -> Tensor:
+    def _two_then_one(self, x: Tensor) -> Tensor:
         lay, (k1, k2), terms = self._layout, self.factors.out, self.factors.rank
-        w2 = self.w2.transpose(1, 2).reshape(terms * k2, lay.c2, -1)  # (R*k2, c2, s2)
-        t = self._mix_two(x.reshape(-1, lay.c2, *x.shape[2:]), w2, pads)  # (N*c1, R*k2, *size)
+        w2 = self.w2.transpose(1, 2).reshape(terms * k2, lay.c2, *self._own[1])
+        t = self._mix_two(x.reshape(-1, lay.c2, *x.shape[2:]), w2)  # (N*c1, R*k2, *size)
         w1 = self.w1.view(terms, k1, lay.c1, -1).permute(1, 2, 0, 3)  # (k1, c1, R, s1)
         w1 = w1.reshape(k1, lay.c1 * terms, -1)  # (k1, c1*R, s1)
-        t = t.reshape(-1, lay.c1 * terms, k2, *t.shape[2:])  # (N, c1*R, k2, *size)
-        y = self._mix_one(t, w1, pads)  # (N, k1, k2, *out)
-        return y.reshape(-1, k1 * k2, *y.shape[3:])
+        y, size = self._mix_one(t, w1, k2)  # (N, k1, k2*out)
+        return y.reshape(-1, k1 * k2, *size)
 
-    def _mix_one(self, x: Tensor, w: Tensor, pads: tuple[int, ...]) -> Tensor:
-        """Apply factor 1 to (N, C, P, *size) where P is a passive axis: (N, K, P, *out)."""
+    def _mix_one(self, x: Tensor, w: Tensor, passive: int) -> tuple[Tensor, tuple[int, ...]]:
+        """Apply factor 1 where each channel stands for ``passive`` ones that it leaves alone.
+
+        Shape:
+            x: any split of (N, C, P, *size); w: (K, C, s1); result: (N, K, P*out), and out.
+        """
         rows, columns, _ = w.shape
         if self._layout.s1 == 1:
-            flat = x.flatten(2)  # (N, C, P*size)
-            return torch.matmul(w[:, :, 0], flat).view(-1, rows, *x.shape[2:])
-        passive = x.shape[2]
-        moved = x.transpose(1, 2).reshape(-1, columns, *x.shape[3:])  # (N*P, C, *size)
-        y = self._conv(moved, w, 1, pads)  # (N*P, K, *out)
-        return y.view(-1, passive, rows, *y.shape[2:]).transpose(1, 2)
+            flat = x.reshape(-1, columns, passive * prod(x.shape[2:]))  # (N, C, P*size)
+            return torch.bmm(w[:, :, 0].expand(flat.shape[0], -1, -1), flat), x.shape[2:]
+        apart = x.reshape(-1, columns, passive, *x.shape[2:])  # (N, C, P, *size)
+        moved = apart.transpose(1, 2).reshape(-1, columns, *x.shape[2:])  # (N*P, C, *size)
+        y = self._conv(moved, w.reshape(rows, columns, *self._own[0]), 1)  # (N*P, K, *out)
+        back = y.view(-1, passive, rows, *y.shape[2:]).transpose(1, 2)  # (N, K, P, *out)
+        return back, y.shape[2:]
 
-    def _mix_two(self, x: Tensor, w: Tensor, pads: tuple[int, ...]) -> Tensor:
-        """Apply factor 2 to (N, C, *size): (N, K, *out)."""
-        if prod(self.kernel_size) == 1:
-            return torch.matmul(w[:, :, 0], x.flatten(2)).view(-1, w.shape[0], *x.shape[2:])
-        return self._conv(x, w, 2, pads)
+    def _mix_two(self, x: Tensor, w: Tensor) -> Tensor:
+        """Apply factor 2: (N, C, *size) and (K, C, *own) give (N, K, *out)."""
+        if self._point:
+            flat = w.flatten(1).expand(x.shape[0], -1, -1)  # (N, K, C)
+            return torch.bmm(flat, x.flatten(2)).view(-1, w.shape[0], *x.shape[2:])
+        return self._conv(x, w, 2)
 
-    def _conv(self, x: Tensor, w: Tensor, factor: int, pads: tuple[int, ...]) -> Tensor:
+    def _conv(self, x: Tensor, w: Tensor, factor: int) -> Tensor:
         """Convolve along the axes that ``factor`` owns; the others pass through."""
-        own = [owner == factor for owner in self.factors.axes]
-        shape = [size if mine else 1 for size, mine in zip(self.kernel_size, own, strict=True)]
         conv = type(self).CONV
-        return conv(
-            x,
-            w.view(*w.shape[:2], *shape),
-            None,
-            _where(self.stride, own, 1),
-            _where(pads, own, 0),
-            _where(self.dilation, own, 1),
-        )
+        return conv(x, w, None, *self._steps[factor - 1])
 
-    def _pad(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        """Return the input, padded where the convolution cannot do it, and what is left to pad."""
-        front, left = split_padding(
-            self.kernel_size, self.padding, self.dilation, self.padding_mode
-        )
+    def _lay_out(self) -> None:
+        """Work out once what every call needs: each factor's kernel, steps and padding."""
+        kernel, axes = self.kernel_size, self.factors.axes
+        self._layout = layout_of(self.factors, kernel)
+        self._first = first_factor(self.factors, kernel, self.stride)
+        self._point = prod(kernel) == 1
+        self._sizes = (*self.factors.out, self._layout.c1, self._layout.c2)
+        mixes_only = self._layout.s1 == 1 and self._first == 1 and not self._point
+        self._lean = mixes_only and self.factors.rank == 1
+        front, left = split_padding(kernel, self.padding, self.dilation, self.padding_mode)
         sides = [side for pair in reversed(front) for side in pair]  # F.pad: last axis first
-        if any(sides):
-            mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
-            x = F.pad(x, sides, mode=mode)
-        return x, left
+        self._front = sides if any(sides) else []
+        own = [[owner == factor for owner in axes] for factor in (1, 2)]
+        self._own = tuple(_where(kernel, mine, 1) for mine in own)
+        self._steps = tuple(
+            (_where(self.stride, mine, 1), _where(left, mine, 0), _where(self.dilation, mine, 1))
+            for mine in own
+        )
 
     # Dense and back
 

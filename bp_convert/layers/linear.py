@@ -74,7 +74,10 @@ class BPLinear(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """Map (..., D) to (..., K)."""
         y = bilinear(input, self.w1, self.w2)
-        return y if self.bias is None else y + self.bias.to(y.dtype)
+        if self.bias is None:
+            return y
+        # Nothing needs the product itself again, so the sum takes its place.
+        return y.add_(self.bias if self.bias.dtype == y.dtype else self.bias.to(y.dtype))
 
     @classmethod
     def from_dense(
