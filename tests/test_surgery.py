@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from bp_convert.counting import recount
 from bp_convert.errors import PlanError
 from bp_convert.layers import BPLinear
-from bp_convert.planner import make_plan, recount
+from bp_convert.planner import make_plan
 from bp_convert.surgery import apply_plan, fingerprint
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.plan import Plan

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
+from bp_convert.graph.columns import fingerprint, match
 from bp_convert.graph.followers import (
     Follow,
     axis_of,
@@ -35,10 +36,6 @@ from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Spread
 from bp_convert.kron.conv_layout import out_sizes
 from bp_convert.values.plan import LayerPlan, Plan
-
-FINGERPRINT = 12  # random projections that stand for a column
-NEIGHBOURS = 8  # candidates tried on either side of the nearest first projection
-TOLERANCE = 1e-3  # of the columns' spread; equal columns differ by rounding, others by about 1
 
 
 @dataclass
@@ -91,7 +88,6 @@ class _Comparison:
         self.inputs: dict[str, list[Tensor]] = {}  # fingerprints of the source's columns
         self.outputs: dict[str, list[Any]] = {}
         self.found: dict[str, Tensor] = {}
-        self.projection: dict[int, Tensor] = {}
         self.sites = {site.name: site for site in walk(model)}
         self.names = {id(module): name for name, module in model.named_modules()}
         self.resized: dict[str, list[Any]] = {}  # module name -> its resizes
@@ -185,7 +181,7 @@ class _Comparison:
 
     def _remember(self, watch: _Watch, given: Tensor) -> None:
         assert watch.axis is not None
-        self.inputs.setdefault(watch.name, []).append(self._fingerprint(given, watch.axis))
+        self.inputs.setdefault(watch.name, []).append(fingerprint(given, watch.axis))
 
     def _exchange(self, watch: _Watch, output: Any) -> Any:
         drawn = _map_floats(output, lambda t: torch.rand_like(t) + 0.1)
@@ -251,9 +247,7 @@ class _Comparison:
     def _compare(self, watch: _Watch, given: Tensor, call: int) -> None:
         assert watch.axis is not None
         calls = self.inputs.get(watch.name, [])
-        index = (
-            _match(calls[call], self._fingerprint(given, watch.axis)) if call < len(calls) else None
-        )
+        index = match(calls[call], fingerprint(given, watch.axis)) if call < len(calls) else None
         known = self.found.get(watch.name)
         if index is None:
             self.maps.unknown.setdefault(
@@ -265,16 +259,6 @@ class _Comparison:
             )
         else:
             self.found[watch.name] = index
-
-    def _fingerprint(self, given: Tensor, axis: int) -> Tensor:
-        """Project the columns along ``axis`` on a few random directions: (D, FINGERPRINT)."""
-        columns = given.movedim(axis, 0).flatten(1).to(torch.float64)  # (D, M)
-        size = columns.shape[1]
-        if size not in self.projection:
-            generator = torch.Generator().manual_seed(size)
-            drawn = torch.randn(size, FINGERPRINT, generator=generator, dtype=torch.float64)
-            self.projection[size] = drawn / max(1.0, size**0.5)
-        return columns.cpu() @ self.projection[size]
 
     def _finish(self) -> None:
         for watch in self.watches:
@@ -321,30 +305,6 @@ def _guess(resize: Any, sums_inputs: bool) -> Follow:
         for b, a in zip(resize.before, resize.after, strict=True)
     )
     return Follow(axes, shared=1 if sums_inputs and len(axes) == 2 else None)
-
-
-def _match(old: Tensor, new: Tensor) -> Tensor | None:
-    """Return for each new column the equal old one, or None where one has no equal.
-
-    Columns are compared by their fingerprints: sorted by the first projection, each new column is
-    tried against the old ones next to it.
-    """
-    if old.shape[0] == new.shape[0] and torch.allclose(old, new, rtol=1e-4, atol=1e-8):
-        return torch.arange(len(old))
-    if not bool(torch.isfinite(old).all() and torch.isfinite(new).all()):
-        return None
-    order = old[:, 0].argsort()
-    place = torch.searchsorted(old[order, 0].contiguous(), new[:, 0].contiguous())
-    scale = (old - old.mean(0)).square().sum(1).mean().sqrt().clamp(min=1e-30)
-    best = torch.full((len(new),), float("inf"), dtype=torch.float64)
-    index = torch.zeros(len(new), dtype=torch.long)
-    for shift in range(-NEIGHBOURS, NEIGHBOURS):
-        candidate = order[(place + shift).clamp(0, len(old) - 1)]
-        gap = (old[candidate] - new).square().sum(1).sqrt()
-        better = gap < best
-        best = torch.where(better, gap, best)
-        index = torch.where(better, candidate, index)
-    return index if bool((best <= TOLERANCE * scale).all()) else None
 
 
 def hollow_output(module: nn.Module, args: Args, kwargs: Kwargs) -> Tensor | None:

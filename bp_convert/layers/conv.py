@@ -10,10 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bp_convert.errors import FactorError
 from bp_convert.kron.conv_layout import (
     Layout,
-    aligned_axes,
     fast_conv_factors,
     first_factor,
     layout_of,
@@ -21,7 +19,7 @@ from bp_convert.kron.conv_layout import (
 )
 from bp_convert.kron.nearest import nearest_kronecker_sum, reconstruct
 from bp_convert.kron.pairs import check_positive
-from bp_convert.layers.checks import checked, wrong_pair
+from bp_convert.layers.conv_checks import check_factors, check_fields
 from bp_convert.layers.init import init_factors_
 from bp_convert.values.factors import FactorSpec
 
@@ -74,11 +72,11 @@ class _BPConv(nn.Module):
         self.dilation: tuple[int, ...] = self._per_axis(dilation)
         self.groups = groups
         self.padding_mode = padding_mode
-        self._check_fields()
+        check_fields(self)
         if factors is None:
             check_positive(rank, "rank")
             factors = fast_conv_factors(in_channels, out_channels, self.kernel_size, rank)
-        self.factors = self._checked(factors)
+        self.factors = check_factors(self, factors)
         self._lay_out()
         (k1, k2), (d1, d2), terms = self.factors.out, self.factors.inp, self.factors.rank
         where: Any = {"device": device, "dtype": dtype}
@@ -307,78 +305,12 @@ class _BPConv(nn.Module):
     def _per_axis(self, value: Size) -> tuple[int, ...]:
         return (value,) * self.AXES if isinstance(value, int) else tuple(value)
 
-    def _check_fields(self) -> None:
-        name = type(self).__name__
-        modes = ("zeros", "reflect", "replicate", "circular")
-        if self.groups != 1:
-            raise FactorError(
-                where=name,
-                found=f"groups={self.groups}",
-                allowed="groups=1: each group would need factors of its own",
-                fix="keep grouped and depth-wise convolutions dense",
-            )
-        if self.padding_mode not in modes:
-            raise FactorError(
-                where=f"{name}, padding_mode",
-                found=repr(self.padding_mode),
-                allowed=", ".join(modes),
-                fix="name one of torch's padding modes",
-            )
-        text = isinstance(self.padding, str)
-        if text and self.padding not in ("same", "valid"):
-            raise FactorError(
-                where=f"{name}, padding",
-                found=repr(self.padding),
-                allowed="numbers, 'same' or 'valid'",
-                fix="name one of these",
-            )
-        if self.padding == "same" and any(step != 1 for step in self.stride):
-            raise FactorError(
-                where=f"{name}, padding='same'",
-                found=f"stride={self.stride}",
-                allowed="stride 1, as in torch",
-                fix="give the padding in numbers",
-            )
-
-    def _checked(self, spec: FactorSpec) -> FactorSpec:
-        name = type(self).__name__
-        axes = spec.axes or next(
-            iter(aligned_axes(spec.inp, self.in_channels, self.kernel_size)), ()
-        )
-        spec = spec.model_copy(update={"axes": axes})
-        columns = self.in_channels * prod(self.kernel_size)
-        spec = checked(name, spec, inputs=columns, outputs=self.out_channels)
-        if len(axes) != self.AXES or axes not in _all_aligned(
-            spec, self.in_channels, self.kernel_size
-        ):
-            raise wrong_pair(
-                name,
-                "in",
-                spec.inp,
-                f"(c1*s1, c2*s2) with c1*c2 = {self.in_channels} and s1, s2 whole axes of the "
-                f"kernel {self.kernel_size}",
-            )
-        return spec
-
     def _check_input(self, x: Tensor, input: Tensor) -> None:
         if x.dim() != self.AXES + 2 or x.shape[1] != self.in_channels:
             raise RuntimeError(
                 f"{type(self).__name__} expects {self.AXES + 1} or {self.AXES + 2} axes with "
                 f"{self.in_channels} channels, got {tuple(input.shape)}"
             )
-
-
-def _all_aligned(spec: FactorSpec, channels: int, kernel: Sequence[int]) -> tuple[Any, ...]:
-    """Return the layouts that fit, with axes of length 1 in either factor."""
-    fits = []
-    for axes in aligned_axes(spec.inp, channels, kernel):
-        same = [
-            mine == given or size == 1
-            for mine, given, size in zip(axes, spec.axes, kernel, strict=True)
-        ]
-        if all(same):
-            fits.append(spec.axes)
-    return tuple(fits)
 
 
 def _every(x: Tensor, axis: int, step: int) -> Tensor:

@@ -1,0 +1,170 @@
+"""Converted models and plans, written and read again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+from torch import nn
+
+from bp_convert.errors import CheckpointError, PlanError
+from bp_convert.files import arch_factory, fill, read_converted, save_converted, write_text
+from bp_convert.files import save_dense as _save_dense
+from bp_convert.graph.clone import clone
+from bp_convert.layers import TWINS
+from bp_convert.surgery import apply_plan
+from bp_convert.values.plan import Plan
+
+PLAN_ATTRIBUTE = "bp_convert_plan"
+
+
+def save(
+    model: nn.Module, path: str | Path, *, arch: str | None = None, force: bool = False
+) -> list[Path]:
+    """Write a converted model to a ``.pt`` file, or a ``.safetensors`` file beside its plan.
+
+    Args:
+        arch: how to make the source model again; then the file holds weights and plan only.
+        force: replace an existing file.
+
+    Returns:
+        The files written.
+
+    Raises:
+        CheckpointError: the file exists, cannot be written, or the model was not made here.
+    """
+    text = getattr(model, PLAN_ATTRIBUTE, None)
+    if not isinstance(text, str):
+        raise CheckpointError(
+            where=type(model).__name__,
+            found="a model without a conversion plan",
+            allowed="a model that convert() or apply() returned",
+            fix="convert it first, or save it with torch.save",
+        )
+    made = Plan.model_validate_json(text)
+    return save_converted(
+        Path(path),
+        model=model,
+        plan_json=text,
+        settings_json=made.settings.model_dump_json(by_alias=True),
+        arch=arch,
+        force=force,
+    )
+
+
+def load(
+    path: str | Path,
+    *,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    trust: Sequence[str] = (),
+) -> nn.Module:
+    """Give a saved converted model back, on the CPU and in eval mode.
+
+    Args:
+        model: the source model, or what makes it, where the file holds weights and plan only and
+            names no architecture.
+        trust: packages whose classes the file may hold; their code runs.
+
+    Raises:
+        CheckpointError: the file is not a converted model, or needs ``model`` or ``trust``.
+    """
+    read = read_converted(Path(path), trust=trust)
+    if read.skeleton is not None and model is None:
+        return read.skeleton.eval()
+    made = read_plan_text(read.plan_json, str(path))
+    if isinstance(model, nn.Module):
+        source = model
+    elif model is not None:
+        source = model()
+    elif read.arch is not None:
+        source = arch_factory(read.arch, trust=trust)()
+    else:
+        raise CheckpointError(
+            where=str(path),
+            found="weights and a plan, without the architecture they belong to",
+            allowed="a source model to apply the plan to",
+            fix="load(path, model=YourModel) with the source model or what makes it",
+        )
+    ghost = apply_plan(source, _cold(made)).model
+    fill(ghost, read.state)
+    setattr(ghost, PLAN_ATTRIBUTE, read.plan_json)
+    return ghost.eval()
+
+
+def to_dense(model: nn.Module) -> nn.Module:
+    """Return a copy in which every bilinear layer is the plain torch layer of the same weight."""
+    swaps: dict[nn.Module, nn.Module] = {
+        one: one.to_dense() for one in model.modules() if isinstance(one, TWINS)
+    }
+    dense = clone(model, swaps)
+    if hasattr(dense, PLAN_ATTRIBUTE):
+        delattr(dense, PLAN_ATTRIBUTE)
+    return dense
+
+
+def save_dense(model: nn.Module, path: str | Path, *, force: bool = False) -> Path:
+    """Write a model without bilinear layers as one pickled module, atomically."""
+    return _save_dense(Path(path), model, force=force)
+
+
+def plan_in(path: str | Path) -> Plan:
+    """Return the plan that stands in a converted file, without its weights' classes."""
+    return read_plan_text(read_converted(Path(path)).plan_json, str(path))
+
+
+def read_plan(path: str | Path) -> Plan:
+    """Read a plan that was written with ``write_plan`` or ``--plan-out``, edited or not.
+
+    Raises:
+        PlanError: the file is not a plan; the message names the place in it.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise PlanError(
+            where=str(path),
+            found=f"{type(problem).__name__}: {problem}",
+            allowed="a plan file, written with --plan-out",
+            fix="check the path",
+        ) from None
+    return read_plan_text(text, str(path))
+
+
+def read_plan_text(text: str, where: str) -> Plan:
+    """Read a plan from JSON text.
+
+    Raises:
+        PlanError: the text is not a plan.
+    """
+    try:
+        return Plan.model_validate_json(text)
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the whole file"
+        raise PlanError(
+            where=f"{where}, at {place}",
+            found=f"{first['msg']} (got {str(first.get('input'))[:80]})",
+            allowed="a plan as --plan-out writes it",
+            fix="mend this place, or write the plan again",
+        ) from None
+
+
+def write_plan(plan: Plan, path: str | Path, force: bool = False) -> Path:
+    """Write a plan as JSON that a person can edit.
+
+    Raises:
+        CheckpointError: the file exists or cannot be written.
+    """
+    text = json.dumps(plan.model_dump(mode="json", by_alias=True), indent=1)
+    return write_text(Path(path), text + "\n", force=force)
+
+
+def _cold(plan: Plan) -> Plan:
+    """Return the plan with every start random: structure without fitting."""
+    return plan.model_copy(
+        update={
+            "layers": tuple(layer.model_copy(update={"init": "random"}) for layer in plan.layers)
+        }
+    )
