@@ -19,6 +19,7 @@ from bp_convert.kron.conv_layout import (
 )
 from bp_convert.kron.nearest import nearest_kronecker_sum, reconstruct
 from bp_convert.kron.pairs import check_positive
+from bp_convert.layers.carry import adopt, release
 from bp_convert.layers.conv_checks import check_factors, check_fields
 from bp_convert.layers.init import init_factors_
 from bp_convert.values.factors import FactorSpec
@@ -219,13 +220,7 @@ class _BPConv(nn.Module):
             dtype=layer.weight.dtype,
         )
         new.fit_(layer.weight)
-        for factor in (new.w1, new.w2):
-            factor.requires_grad_(layer.weight.requires_grad)
-        if new.bias is not None:
-            with torch.no_grad():
-                new.bias.copy_(layer.bias)
-            new.bias.requires_grad_(layer.bias.requires_grad)
-        return new.train(layer.training)
+        return adopt(new, layer)
 
     @torch.no_grad()
     def fit_(self, weight: Tensor) -> float:
@@ -267,13 +262,7 @@ class _BPConv(nn.Module):
             device=self.w1.device,
             dtype=self.w1.dtype,
         )
-        with torch.no_grad():
-            new.weight.copy_(self.dense_weight())
-            if self.bias is not None:
-                new.bias.copy_(self.bias)
-                new.bias.requires_grad_(self.bias.requires_grad)
-        new.weight.requires_grad_(self.w1.requires_grad)
-        return new.train(self.training)
+        return release(new, self)
 
     def _order(self) -> list[int]:
         """Return the axes of (K, c1, c2, *kernel) as K, c1, s1, c2, s2."""

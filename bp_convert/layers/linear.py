@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from bp_convert.kron.contract import bilinear
 from bp_convert.kron.nearest import nearest_kronecker_sum, reconstruct
 from bp_convert.kron.policies import paper_factors
+from bp_convert.layers.carry import adopt, release
 from bp_convert.layers.checks import checked
 from bp_convert.layers.init import init_factors_
 from bp_convert.values.factors import FactorSpec
@@ -98,13 +99,7 @@ class BPLinear(nn.Module):
             dtype=layer.weight.dtype,
         )
         new.fit_(layer.weight)
-        for factor in (new.w1, new.w2):
-            factor.requires_grad_(layer.weight.requires_grad)
-        if new.bias is not None:
-            with torch.no_grad():
-                new.bias.copy_(layer.bias)
-            new.bias.requires_grad_(layer.bias.requires_grad)
-        return new.train(layer.training)
+        return adopt(new, layer)
 
     @torch.no_grad()
     def fit_(self, weight: Tensor) -> float:
@@ -134,13 +129,7 @@ class BPLinear(nn.Module):
             device=self.w1.device,
             dtype=self.w1.dtype,
         )
-        with torch.no_grad():
-            new.weight.copy_(self.dense_weight())
-            if self.bias is not None:
-                new.bias.copy_(self.bias)
-                new.bias.requires_grad_(self.bias.requires_grad)
-        new.weight.requires_grad_(self.w1.requires_grad)
-        return new.train(self.training)
+        return release(new, self)
 
     def extra_repr(self) -> str:
         """Tell the widths, the pairs and the number of terms."""
