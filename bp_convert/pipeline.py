@@ -273,16 +273,18 @@ def _settings(
 
 
 def _apply(model: nn.Module, plan: Plan, progress: Progress | None) -> Converted:
-    maps = _maps(model, plan)
+    maps = _maps(model, plan, progress)
     done = apply_plan(model, plan, maps, progress=progress)
     setattr(done.model, PLAN_ATTRIBUTE, plan.model_dump_json(by_alias=True))
     return done
 
 
-def _maps(model: nn.Module, plan: Plan) -> ChannelMaps | None:
+def _maps(model: nn.Module, plan: Plan, progress: Progress | None) -> ChannelMaps | None:
     """Measure channel maps where a widened layer starts warm."""
     if not plan.resizes or all(layer.init == "random" for layer in plan.layers):
         return None
+    if progress is not None:
+        progress("finding which channel is which", 0, 1)
     args, kwargs = make_inputs(model, plan.inputs, batch=MAP_BATCH, device=_device(model))
     return measure_maps(model, plan, args, kwargs)
 
