@@ -21,7 +21,7 @@ from bp_convert.files import check_output as _check_output
 from bp_convert.graph.channel_map import ChannelMaps, measure_maps
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import make_inputs
-from bp_convert.planner import make_plan
+from bp_convert.planner import MAP_BATCH, NOISE, make_plan
 from bp_convert.render.summary import verdict
 from bp_convert.storage import (
     PLAN_ATTRIBUTE,
@@ -41,7 +41,6 @@ from bp_convert.values.tensors import TensorSpec
 from bp_convert.verify import fingerprint_of_data, verify
 
 Progress = Callable[[str, int, int], None]
-MAP_BATCH = 4  # examples that tell channels apart
 CHECK_BATCH = 2  # batch norm in train mode needs more than one
 
 
@@ -192,8 +191,8 @@ def report_of(plan: Plan, done: Converted | None = None, *, source: str = "") ->
     errors: dict[str, float | None] = dict(done.errors) if done else {}
     random = done.random if done else {}
     layers = tuple(
-        row.model_copy(update={"notes": (*row.notes, f"starts from noise: {random[row.name]}")})
-        if row.name in random
+        row.model_copy(update={"notes": (*row.notes, NOISE + random[row.name])})
+        if row.name in random and not any(note.startswith(NOISE) for note in row.notes)
         else row
         for row in rows(plan, errors)
     )

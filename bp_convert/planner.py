@@ -10,6 +10,7 @@ from torch import nn
 
 from bp_convert.counting import count_bytes, count_params, with_counts
 from bp_convert.errors import PlanError, TraceError
+from bp_convert.graph.channel_map import measure_maps
 from bp_convert.graph.example import make_inputs
 from bp_convert.graph.inputs import infer_input
 from bp_convert.graph.observe import Observation, observe
@@ -24,6 +25,8 @@ from bp_convert.values.tensors import TensorSpec
 
 Progress = Callable[[str, int, int], None]
 MARGIN = 1.1  # the speed guard wants this much gain, since its predictions are that good
+MAP_BATCH = 4  # examples that tell channels apart
+NOISE = "starts from noise: "
 WIDTH_BATCH = 2  # more than one example, so that no width is mistaken for the batch
 
 
@@ -83,7 +86,7 @@ class _Planning:
             for site in self.sites
         )
         self.progress("counting", 3, self.STEPS)
-        plan = self._total(layers, specs, assumed, widths, seen)
+        plan = self._with_maps(self._total(layers, specs, assumed, widths, seen))
         self.progress("planned", self.STEPS, self.STEPS)
         return plan
 
@@ -315,6 +318,30 @@ class _Planning:
             notes=tuple(self.notes),
         )
         return with_counts(self.model, plan, None if seen is None else seen.total_macs)
+
+    def _with_maps(self, plan: Plan) -> Plan:
+        """Say which widened layers cannot start from their trained weights, and why."""
+        warm = any(layer.init == "warm" for layer in plan.layers)
+        parameters = list(self.model.parameters())
+        if not (plan.resizes and warm) or any(p.is_meta for p in parameters):
+            return plan
+        args, kwargs = make_inputs(
+            self.model, plan.inputs, batch=MAP_BATCH, device=parameters[0].device
+        )
+        maps = measure_maps(self.model, plan, args, kwargs)
+        layers = tuple(
+            layer.model_copy(update={"notes": (*layer.notes, NOISE + maps.unknown[layer.name])})
+            if layer.init == "warm" and layer.name in maps.unknown
+            else layer
+            for layer in plan.layers
+        )
+        words = (
+            "widening keeps the function, up to the factors' own error"
+            if maps.preserved
+            else "widening does not keep the function; the layers' notes say where"
+        )
+        fresh = tuple(f"{name} starts afresh: {why}" for name, why in maps.fresh.items())
+        return plan.model_copy(update={"layers": layers, "notes": (*plan.notes, words, *fresh)})
 
     def _fast_path_off(self, layers: Sequence[LayerPlan]) -> tuple[AttrChange, ...]:
         """Keep torch's fused encoder path from reading weights of layers that are replaced."""

@@ -227,3 +227,24 @@ def test_a_converted_model_is_left_alone() -> None:
     model = _mlp(512, 512, 512, 64)
     done = apply_plan(model, _plan(model, convert_anyway=True)).model
     assert [layer.kind for layer in make_plan(done, Settings()).layers] == ["Linear"]
+
+
+def test_a_plan_says_whether_widening_keeps_the_function_and_where_not() -> None:
+    plan = _plan(_mlp(512, 512, 512, 10), alpha=2)
+    assert any("keeps the function" in note for note in plan.notes)
+
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.c(torch.relu(self.b(torch.cumsum(self.a(x), 1))))
+
+    plan = _plan(Sums(), alpha=2)
+    layer = plan.layer("b")
+    assert layer is not None
+    assert any(note.startswith("starts from noise: its new input") for note in layer.notes)
+    assert any("does not keep the function" in note for note in plan.notes)
+    random = _plan(Sums(), alpha=2, init="random")
+    assert not any("the function" in note for note in random.notes)
