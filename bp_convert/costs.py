@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 from bp_convert.graph.example import make_inputs
 from bp_convert.graph.observe import quiet_forward
@@ -31,7 +33,8 @@ def measure(
 ) -> Latency:
     """Time one forward pass of each model in eval mode, interleaved; report medians in ms.
 
-    Peak memory is the allocator's, so it is measured on CUDA only.
+    Peak memory is the weights and the most that one pass holds besides: the allocator's count on
+    CUDA, the profiler's on a CPU.
 
     Args:
         batch: examples in one pass.
@@ -83,11 +86,34 @@ def _wait(device: torch.device) -> None:
 
 
 def _peak(one: Callable[[], Any], device: torch.device) -> int | None:
-    if device.type != "cuda":
-        return None
-    torch.cuda.reset_peak_memory_stats(device)
-    one()
-    return torch.cuda.max_memory_allocated(device)
+    """Return the bytes of the model's weights and of what one pass holds at most besides."""
+    model = getattr(one, "func", None)
+    held = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
+    weights = sum({id(t): t.numel() * t.element_size() for t in held}.values())
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        one()
+        return weights + torch.cuda.max_memory_allocated(device) - before
+    return weights + _peak_of_pass(one) if device.type == "cpu" else None
+
+
+def _peak_of_pass(one: Callable[[], Any]) -> int:
+    """Return the most bytes that a pass on the CPU has allocated at once."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it complains of absent GPUs on stderr
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        one()
+    results = seen.profiler.kineto_results if seen.profiler is not None else None
+    events = [] if results is None else results.events()
+    memory = sorted(
+        (event for event in events if event.name() == "[memory]"),
+        key=lambda event: event.start_ns(),
+    )
+    now = most = 0
+    for event in memory:
+        now += event.nbytes()
+        most = max(most, now)
+    return most
 
 
 def _spread(values: Sequence[float]) -> float:
