@@ -18,7 +18,7 @@ from bp_convert.graph.walk import Site, select, structural_reasons, walk
 from bp_convert.graph.widths import WidthPlan, widen
 from bp_convert.kinds import Ask, Factors, Widths, prime_reason
 from bp_convert.kinds.speed import predict
-from bp_convert.surgery import fingerprint
+from bp_convert.surgery import fingerprint, too_large
 from bp_convert.values.plan import AttrChange, LayerPlan, Plan, Resize
 from bp_convert.values.settings import LayerRule, Settings
 from bp_convert.values.tensors import TensorSpec
@@ -329,15 +329,21 @@ class _Planning:
             self.model, plan.inputs, batch=MAP_BATCH, device=parameters[0].device
         )
         maps = measure_maps(self.model, plan, args, kwargs)
+        reasons = dict(maps.unknown)
+        for site in self.sites:
+            layer = plan.layer(site.name)
+            if layer is not None and layer.action == "replaced":
+                reason = too_large(site, layer)
+                reasons.update({} if reason is None else {site.name: reason})
         layers = tuple(
-            layer.model_copy(update={"notes": (*layer.notes, NOISE + maps.unknown[layer.name])})
-            if layer.init == "warm" and layer.name in maps.unknown
+            layer.model_copy(update={"notes": (*layer.notes, NOISE + reasons[layer.name])})
+            if layer.init == "warm" and layer.name in reasons
             else layer
             for layer in plan.layers
         )
         words = (
             "widening keeps the function, up to the factors' own error"
-            if maps.preserved
+            if maps.preserved and not reasons
             else "widening does not keep the function; the layers' notes say where"
         )
         fresh = tuple(f"{name} starts afresh: {why}" for name, why in maps.fresh.items())

@@ -21,6 +21,7 @@ from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Spread
 from bp_convert.values.plan import LayerPlan, Plan
 
+LARGEST = 2**29  # numbers in a widened weight that is built to be fitted: 2 GB in float32
 Progress = Callable[[str, int, int], None]
 
 
@@ -173,12 +174,23 @@ def _twin(
     spread = _spread(layer, maps)
     if layer.init == "random":
         result.random[layer.name] = "as asked"
+    elif (reason := too_large(site, layer)) is not None:
+        result.random[layer.name] = reason
     elif spread is None:
         assert maps is not None
         result.random[layer.name] = maps.unknown.get(layer.name, "its channel map is not known")
     else:
         result.errors[layer.name] = _fill(layer, site, twin, spread)
     return twin
+
+
+def too_large(site: Site, layer: LayerPlan) -> str | None:
+    """Return why a widened layer's weight is not built to be fitted, or None."""
+    widened = layer.inputs[0] != layer.inputs[1] or layer.outputs[0] != layer.outputs[1]
+    size = site.kind.params(site.module, (layer.inputs[1], layer.outputs[1]))
+    if not widened or size <= LARGEST:
+        return None
+    return f"its widened weight of {size / 1e9:.1f} billion numbers is too large to be built"
 
 
 def _fill(layer: LayerPlan, site: Site, twin: nn.Module, spread: Spread) -> float:

@@ -171,3 +171,21 @@ def test_a_model_that_cannot_be_copied_is_named() -> None:
     model.lock = __import__("threading").Lock()
     with pytest.raises(PlanError, match="cannot be copied"):
         _plan(model)
+
+
+def test_a_widened_weight_too_large_to_build_starts_from_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import bp_convert
+    from bp_convert import surgery
+
+    monkeypatch.setattr(surgery, "LARGEST", 1000)
+    model = nn.Sequential(nn.Linear(16, 36), nn.ReLU(), nn.Linear(36, 5))
+    plan = bp_convert.plan(model, alpha=2, inputs=["16"])
+    layer = plan.layers[0]
+    assert any("too large to be built" in note for note in layer.notes)
+    assert any("does not keep the function" in note for note in plan.notes)
+    _, report = bp_convert.convert(model, plan=plan)
+    assert report.layers[0].fit_error is None
+    assert sum("starts from noise" in note for note in report.layers[0].notes) == 1
+    assert "train it" in report.verdict
