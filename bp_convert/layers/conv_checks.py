@@ -27,6 +27,15 @@ def check_fields(layer: Any) -> None:
             allowed="groups=1: each group would need factors of its own",
             fix="keep grouped and depth-wise convolutions dense",
         )
+    for field in ("kernel_size", "stride", "padding", "dilation"):
+        value = getattr(layer, field)
+        if isinstance(value, tuple) and len(value) != layer.AXES:
+            raise FactorError(
+                where=f"{name}, {field}",
+                found=repr(value),
+                allowed=f"one number, or {layer.AXES}",
+                fix="give one number for each spatial axis",
+            )
     if layer.padding_mode not in _MODES:
         raise FactorError(
             where=f"{name}, padding_mode",

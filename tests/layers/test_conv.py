@@ -15,6 +15,7 @@ from bp_convert.kron.conv_layout import conv_macs, every_axes, layout_of
 from bp_convert.kron.pairs import divisor_pairs
 from bp_convert.layers.conv import BPConv1d, BPConv2d, BPConv3d
 from bp_convert.values.factors import FactorSpec
+from tests.ops import VIEWS, Ops
 from tests.oracles import conv_weight
 from tests.tolerances import assert_near
 
@@ -49,6 +50,21 @@ def _specs(channels: int, outputs: int, kernel: tuple[int, ...], rank: int) -> l
     return found
 
 
+def _told(layer: Any, size: tuple[int, ...]) -> int:
+    """Return the predicted multiply-adds of one example."""
+    return conv_macs(
+        layer.factors,
+        in_channels=layer.in_channels,
+        out_channels=layer.out_channels,
+        in_size=size,
+        kernel_size=layer.kernel_size,
+        stride=layer.stride,
+        padding=layer.padding,
+        dilation=layer.dilation,
+        padding_mode=layer.padding_mode,
+    )
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_the_weight_is_the_definition_entry_by_entry(kernel: tuple[int, ...], rank: int) -> None:
@@ -59,6 +75,47 @@ def test_the_weight_is_the_definition_entry_by_entry(kernel: tuple[int, ...], ra
         assert_near(layer.weight, dense)
         x = torch.randn(2, 4, *SIZE[: len(kernel)], dtype=torch.float64)
         assert_near(layer(x), CONV[len(kernel)](x, dense, layer.bias))
+
+
+def test_an_axis_of_length_one_may_be_given_to_either_factor() -> None:
+    x = torch.randn(2, 4, 7, 8)
+    layers = [
+        BPConv2d(4, 6, (1, 3), factors=FactorSpec(out=(2, 3), inp=(2, 6), axes=axes))
+        for axes in ((2, 2), (1, 2))
+    ]
+    layers[1].load_state_dict(layers[0].state_dict())
+    assert_near(layers[1](x), layers[0](x))
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_combination_of_fields(kernel: tuple[int, ...], mode: str) -> None:
+    """Each against torch's own layer on a weight built entry by entry; layouts take turns."""
+    axes = len(kernel)
+    mixed = tuple(range(1, axes + 1))  # another number for each axis
+    pads: list[Any] = ["valid", "same", 0, 1, tuple(p - 1 for p in mixed)]
+    x = torch.randn(2, 4, *SIZE[:axes], dtype=torch.float64)
+    specs = _specs(4, 6, kernel, 1)[::3] + _specs(4, 6, kernel, 2)[1::3]
+    steps = sorted({(1,) * axes, (2,) * axes, mixed})
+    for turn, (stride, padding, dilation) in enumerate(product(steps, pads, steps)):
+        if padding == "same" and max(stride) > 1:
+            continue
+        if any(d * (k - 1) >= n for d, k, n in zip(dilation, kernel, SIZE, strict=False)):
+            continue
+        spec = specs[turn % len(specs)]
+        fields = (kernel, stride, padding, dilation, 1, turn % 3 > 0, mode)
+        layer = LAYERS[axes](4, 6, *fields, factors=spec, dtype=torch.float64)
+        dense = DENSE[axes](4, 6, *fields, dtype=torch.float64)
+        lay = layout_of(spec, kernel)
+        with torch.no_grad():
+            dense.weight.copy_(conv_weight(layer.w1, layer.w2, (lay.c1, lay.c2), kernel, spec.axes))
+            if dense.bias is not None:
+                dense.bias.copy_(layer.bias)
+        with FlopCounterMode(display=False) as counter:
+            y = layer(x)
+        assert counter.get_total_flops() == 2 * 2 * _told(layer, SIZE[:axes])
+        assert_near(y, dense(x))
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -91,18 +148,30 @@ def test_predicted_multiply_adds_are_the_counted_ones(
         layer = LAYERS[len(kernel)](4, 6, kernel, **fields, factors=spec, device="meta")
         with FlopCounterMode(display=False) as counter:
             layer(torch.empty(3, 4, *size, device="meta"))
-        told = conv_macs(
-            layer.factors,
-            in_channels=4,
-            out_channels=6,
-            in_size=size,
-            kernel_size=layer.kernel_size,
-            stride=layer.stride,
-            padding=layer.padding,
-            dilation=layer.dilation,
-            padding_mode=layer.padding_mode,
-        )
-        assert counter.get_total_flops() == 2 * 3 * told
+        assert counter.get_total_flops() == 2 * 3 * _told(layer, size)
+
+
+@pytest.mark.parametrize("kernel", [(3, 3), (1, 3), (1, 1)])
+def test_two_products_whatever_the_layout_and_the_rank(kernel: tuple[int, int]) -> None:
+    """No loop over terms and no im2col: two products, and nothing larger than what they need."""
+    for rank in (1, 3):
+        for spec in _specs(8, 6, kernel, rank):
+            layer = BPConv2d(8, 6, kernel, factors=spec)
+            lay, terms = layout_of(spec, kernel), layer.factors.rank
+            between = terms * max(spec.out[0] * lay.c2, lay.c1 * spec.out[1])
+            with torch.no_grad(), Ops() as ops:
+                layer(torch.randn(2, 8, 9, 9))
+            names = [name for name, _ in ops.seen]
+            assert sum(name in ("bmm", "mm", "convolution") for name in names) == 2, names
+            assert max(size for _, size in ops.seen) <= 2 * 81 * max(8, 6, between)
+
+
+def test_one_term_on_views_copies_nothing() -> None:
+    layer, x = BPConv2d(64, 64, 3, padding=1), torch.randn(1, 64, 8, 8)
+    with torch.no_grad(), Ops() as ops:
+        layer(x)
+    work = [name for name, _ in ops.seen if name not in VIEWS]
+    assert work == ["bmm", "convolution", "add_"]
 
 
 def test_gradients() -> None:
@@ -131,6 +200,16 @@ def test_single_examples_and_empty_batches(shape: tuple[int, ...]) -> None:
     layer = BPConv2d(4, 6, 3, padding=1, rank=2)
     expected = layer.to_dense()(torch.zeros(shape)).shape
     assert layer(torch.randn(shape)).shape == expected
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_an_empty_batch_passes_through_every_layout(rank: int) -> None:
+    x = torch.zeros(0, 4, 7, 8, requires_grad=True)
+    for kernel in ((3, 3), (1, 3), (1, 1)):
+        for spec in _specs(4, 6, kernel, rank):
+            y = BPConv2d(4, 6, kernel, factors=spec)(x)
+            assert y.shape == (0, 6, 8 - kernel[0], 9 - kernel[1])
+            y.sum().backward()
 
 
 @pytest.mark.parametrize("form", ["channels_last", "sliced", "transposed"])
@@ -165,10 +244,43 @@ def test_from_dense_carries_everything_and_shares_nothing() -> None:
     assert twin.bias.data_ptr() != biased.bias.data_ptr()
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_flags_are_carried_there_and_back(trained: bool) -> None:
+    dense = nn.Conv2d(4, 6, 3).train(trained)
+    dense.weight.requires_grad_(trained)
+    assert dense.bias is not None
+    dense.bias.requires_grad_(not trained)
+    layer = BPConv2d.from_dense(dense)
+    back = layer.to_dense()
+    for one in (layer, back):
+        assert one.training == trained
+        assert one.bias.requires_grad == (not trained)
+    assert back.weight.requires_grad == trained
+    assert back.bias.data_ptr() != layer.bias.data_ptr()  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("rank", [1, 4])
 def test_a_fresh_layer_varies_like_a_fresh_dense_one(rank: int) -> None:
     layer, dense = BPConv2d(64, 144, 3, rank=rank), nn.Conv2d(64, 144, 3)
     assert layer.weight.var().item() == pytest.approx(dense.weight.var().item(), rel=0.25)
+
+
+def test_a_fresh_bias_starts_as_a_fresh_dense_one() -> None:
+    layer = BPConv2d(4, 3000, 3)
+    assert layer.bias is not None
+    bound = (4 * 9) ** -0.5
+    assert 0.99 * bound < float(layer.bias.detach().abs().max()) <= bound
+    assert float(layer.bias.detach().std()) == pytest.approx(bound / 3**0.5, rel=0.05)
+
+
+def test_the_repr_tells_what_is_not_the_default() -> None:
+    spec = FactorSpec(out=(2, 3), inp=(2, 18), rank=2, axes=(2, 2))
+    plain = BPConv2d(4, 6, 3, factors=spec).extra_repr()
+    assert plain == "4, 6, kernel_size=(3, 3), stride=(1, 1), out=2x3, in=2*1x2*9, rank=2"
+    options: Any = {"padding": "same", "dilation": 2, "bias": False, "padding_mode": "reflect"}
+    other = BPConv2d(4, 6, 3, **options, factors=spec).extra_repr()
+    for part in ("padding='same'", "dilation=(2, 2)", "bias=False", "padding_mode='reflect'"):
+        assert part in other
 
 
 def test_state_and_copies() -> None:
@@ -184,6 +296,8 @@ def test_state_and_copies() -> None:
     ("options", "word"),
     [
         ({"groups": 2}, "groups=2"),
+        ({"padding": (1,)}, "one number, or 2"),
+        ({"stride": (1, 2, 1)}, "stride"),
         ({"rank": 0}, "rank"),
         ({"padding_mode": "mirror"}, "mirror"),
         ({"padding": "full"}, "full"),
@@ -206,9 +320,15 @@ def test_wrong_channels_fail_as_in_torch() -> None:
 @pytest.mark.parametrize("own", [torch.float32, torch.bfloat16])
 def test_autocast_takes_factors_of_either_width(own: torch.dtype) -> None:
     layer = BPConv2d(4, 6, 3, rank=2, dtype=own)
+    x = torch.randn(2, 4, 7, 8, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
-        y = layer(torch.randn(2, 4, 7, 8))
+        y = layer(x)
     assert y.dtype == torch.bfloat16
+    assert layer.bias is not None
+    assert_near(y, F.conv2d(x, layer.weight.float(), layer.bias.float()), torch.bfloat16)
+    y.sum().backward()
+    assert layer.w1.grad is not None
+    assert layer.w1.grad.dtype == own
 
 
 def test_export_with_a_free_batch_runs_at_another_batch() -> None:
@@ -217,3 +337,15 @@ def test_export_with_a_free_batch_runs_at_another_batch() -> None:
     exported = torch.export.export(model, (torch.randn(3, 4, 7, 8),), dynamic_shapes=(free,))
     x = torch.randn(5, 4, 7, 8)
     assert_near(exported.module()(x), model(x))
+
+
+@pytest.mark.parametrize("axes", [(2, 2), (2, 1), (1, 1)])
+def test_export_with_a_free_batch_and_size(axes: Any) -> None:
+    s1 = 3 ** axes.count(1)
+    spec = FactorSpec(out=(2, 3), inp=(2 * s1, 2 * 9 // s1), axes=axes)
+    model = BPConv2d(4, 6, 3, padding=1, factors=spec).eval()
+    free = {axis: torch.export.Dim(name, max=64) for axis, name in ((0, "n"), (2, "h"), (3, "w"))}
+    exported = torch.export.export(model, (torch.randn(3, 4, 7, 8),), dynamic_shapes=(free,))
+    for shape in ((5, 4, 9, 6), (1, 4, 12, 12)):
+        x = torch.randn(shape)
+        assert_near(exported.module()(x), model(x))
