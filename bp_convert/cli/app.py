@@ -13,14 +13,13 @@ from bp_convert._version import __version__
 from bp_convert.cli import options as o
 from bp_convert.cli.group import DefaultCommand, DefaultGroup
 from bp_convert.cli.session import DONE, NOTHING, errors_shown, progress_shown
-from bp_convert.cli.settings import settings_from
 
 if TYPE_CHECKING:
     from bp_convert.values.report import Report
-    from bp_convert.values.settings import Settings
 
 app = typer.Typer(cls=DefaultGroup, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 BATCHES = [1, 32]
+UNTIMED = "nothing was timed: no example input is known (--input)"
 
 
 def _version(wanted: bool) -> None:
@@ -75,14 +74,18 @@ def convert(
     Every Linear, Conv, Embedding and LSTM weight becomes a sum of Kronecker products of two
     small matrices, and the result is used like the original.
     """
+    given = _given(ctx)
+    _check_together(ctx, given, plan)
     with errors_shown():
-        asked = settings_from(settings, _given(ctx))
+        from bp_convert.cli.outputs import check_outputs, write_reports
+        from bp_convert.cli.settings import settings_from
+
+        asked = settings_from(settings, given)
+        target = output or Path(f"{model.stem}-bp.pt")
+        reports, timed = report or [], measure or batch is not None
+        check_outputs(None if dry_run else target, reports=reports, plan_out=plan_out, force=force)
         from bp_convert import pipeline
 
-        target = output or Path(f"{model.stem}-bp.pt")
-        for path in [*([] if dry_run else [target]), *(report or []), *filter(None, [plan_out])]:
-            pipeline.check_output(path, force)
-        _check_reports(report or [])
         with progress_shown(quiet=quiet or json_only) as progress:
             loaded = pipeline.open_model(
                 model, arch=arch, trust=trust or (), allow_missing=allow_missing
@@ -102,15 +105,17 @@ def convert(
                     plan=made,
                     device=device,
                     dtype=dtype,
-                    measure=(batch or BATCHES) if measure else (),
+                    measure=(batch or BATCHES) if timed else (),
                     progress=progress,
                     source=loaded.source,
                 )
-            result = result.model_copy(update={"notes": (*loaded.notes, *result.notes)})
+            untimed = [UNTIMED] if timed and not made.inputs else []
+            notes = (*loaded.notes, *result.notes, *untimed)
+            result = result.model_copy(update={"notes": notes})
             done = bool(made.converted or made.resizes)
             if not dry_run and done:
                 written += pipeline.save(small, target, arch=loaded.arch, force=force)
-        written += _write_reports(result, report or [], force)
+        written += write_reports(result, reports, force=force)
         _print(result, json_only=json_only, quiet=quiet, verbose=verbose)
         _print_files(written, quiet=quiet or json_only)
     raise typer.Exit(DONE if done or dry_run else NOTHING)
@@ -129,12 +134,17 @@ def inspect(
     pairs: o.Pairs = "fast",
     include: o.Include = None,
     exclude: o.Exclude = None,
+    convert_head: o.ConvertHead = False,
+    convert_anyway: o.ConvertAnyway = False,
+    settings: o.SettingsFile = None,
     json_only: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Show what is in a model file, and what would happen to each layer."""
     with errors_shown():
-        asked = settings_from(None, _given(ctx))
+        from bp_convert.cli.settings import settings_from
+
+        asked = settings_from(settings, _given(ctx))
         from bp_convert import pipeline
 
         with progress_shown(quiet=quiet or json_only) as progress:
@@ -196,34 +206,33 @@ def _given(ctx: typer.Context) -> dict[str, Any]:
     }  # fmt: skip
     given: dict[str, Any] = {}
     for option, field in names.items():
-        source = ctx.get_parameter_source(option)
-        if source is not None and source.name == "COMMANDLINE":
+        if _stands_there(ctx, option):
             given[field] = ctx.params[option]
-    if "rank" in given:
-        text = given["rank"]
-        given["rank"] = float(text) if "." in text or "e" in text else int(text)
     return given
 
 
-def _check_reports(paths: list[Path]) -> None:
-    from bp_convert.errors import PlanError
-    from bp_convert.render.documents import FORMATS
-
-    for path in paths:
-        if path.suffix not in FORMATS:
-            raise PlanError(
-                where=f"--report {path}",
-                found=f"the ending {path.suffix!r}",
-                allowed=", ".join(FORMATS),
-                fix="name the file with one of these endings",
-            )
+def _stands_there(ctx: typer.Context, option: str) -> bool:
+    """Say whether an option was given on the command line."""
+    source = ctx.get_parameter_source(option)
+    return source is not None and source.name == "COMMANDLINE"
 
 
-def _write_reports(result: Report, paths: list[Path], force: bool) -> list[Path]:
-    from bp_convert.files import write_text
-    from bp_convert.render.documents import document
-
-    return [write_text(path, document(result, path), force=force) for path in paths]
+def _check_together(ctx: typer.Context, given: dict[str, Any], plan: Path | None) -> None:
+    """Refuse options of which one would silently do nothing."""
+    asks = [*given, *(["settings"] if _stands_there(ctx, "settings") else [])]
+    if plan is not None and asks:
+        option = "--" + asks[0].replace("_", "-").replace("inputs", "input")
+        raise typer.BadParameter(
+            f"{option} is for making a plan, and --plan applies one that is made. Leave {option} "
+            "out, or make another plan with --plan-out",
+            ctx=ctx,
+        )
+    timed = _stands_there(ctx, "measure") or _stands_there(ctx, "batch")
+    if ctx.params["dry_run"] and timed:
+        raise typer.BadParameter(
+            "a dry run converts nothing that --measure could time. Leave one of the two out",
+            ctx=ctx,
+        )
 
 
 def _print(result: Report, *, json_only: bool, quiet: bool, verbose: bool) -> None:
@@ -248,6 +257,3 @@ def _print_files(written: list[Path], *, quiet: bool) -> None:
         return
     for path in written:
         print(f"wrote {path}")
-
-
-__all__ = ["Settings", "app"]

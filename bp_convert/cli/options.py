@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -22,19 +23,18 @@ EPILOG = (
 )
 
 
-def rank_of(text: str) -> str:
-    """Check ``--rank``: a whole number of terms, or a share between 0 and 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    whole = value >= 1 and value == int(value) and "." not in text
-    if not (whole or 0 < value < 1):
-        raise typer.BadParameter(
-            f"{text!r} is neither a number of terms (1, 2, ...) nor a share of each layer's "
-            "parameters between 0 and 1, such as 0.25"
-        )
-    return text
+def rank_of(text: str) -> int | float:
+    """Read ``--rank``: a whole number of terms, or a share between 0 and 1."""
+    with suppress(ValueError):
+        if (terms := int(text)) >= 1:
+            return terms
+    with suppress(ValueError):
+        if 0 < (share := float(text)) < 1:
+            return share
+    raise typer.BadParameter(
+        f"{text!r} is neither a number of terms (1, 2, ...) nor a share of each layer's "
+        "parameters between 0 and 1, such as 0.25"
+    )
 
 
 def alpha_of(value: float) -> float:
@@ -67,12 +67,16 @@ def choice(*known: str) -> object:
 
 
 Model = Annotated[
-    Path, typer.Argument(help="A .pt, .pth or .safetensors file, or a transformers folder.")
+    Path,
+    typer.Argument(
+        metavar="MODEL", help="A .pt, .pth or .safetensors file, or a transformers folder."
+    ),
 ]
 Arch = Annotated[
     str | None,
     typer.Option(
         "--arch",
+        metavar="FROM:NAME",
         help="How to make the model where the file holds weights only: torchvision:NAME, "
         "timm:NAME, transformers:FOLDER, bp:NAME, or file.py:FACTORY.",
         rich_help_panel=FROM,
@@ -82,6 +86,7 @@ Trust = Annotated[
     list[str] | None,
     typer.Option(
         "--trust",
+        metavar="PACKAGE",
         help="Load classes of this package or .py file too; its code runs. Repeat for more.",
         rich_help_panel=FROM,
     ),
@@ -96,6 +101,7 @@ Input = Annotated[
     list[str] | None,
     typer.Option(
         "--input",
+        metavar="SHAPE",
         help="One example input: 3x224x224, or [NAME=][DTYPE:]SHAPE[<HIGH] with the batch axis, "
         "such as tokens=int64:1x16<30000. Repeat for several inputs.",
         rich_help_panel=FROM,
@@ -106,6 +112,7 @@ Alpha = Annotated[
     typer.Option(
         "--alpha",
         "--widen",
+        metavar="A",
         callback=alpha_of,
         help="Widen what layers put out: Linear, Embedding and LSTM by alpha, convolutions by "
         "alpha squared. (Not the alpha of LoRA, which is a scale.)",
@@ -116,6 +123,7 @@ Rank = Annotated[
     str,
     typer.Option(
         "--rank",
+        metavar="R",
         callback=rank_of,
         help="Number of Kronecker terms, or a share of each layer's parameters such as 0.25.",
         rich_help_panel=SIZE,
@@ -125,6 +133,7 @@ Pairs = Annotated[
     str,
     typer.Option(
         "--pairs",
+        metavar="fast|paper",
         callback=choice("fast", "paper"),
         help="fast: cheapest layout of about the nearest-square size. paper: nearest-square.",
         rich_help_panel=SIZE,
@@ -134,6 +143,7 @@ Init = Annotated[
     str,
     typer.Option(
         "--init",
+        metavar="warm|random",
         callback=choice("warm", "random"),
         help="warm: fit the trained weights. random: start afresh.",
         rich_help_panel=SIZE,
@@ -143,13 +153,19 @@ Include = Annotated[
     list[str] | None,
     typer.Option(
         "--include",
+        metavar="PATTERN",
         help="Only these layers: a glob, re:REGEX, or a type. Repeat for more.",
         rich_help_panel=WHICH,
     ),
 ]
 Exclude = Annotated[
     list[str] | None,
-    typer.Option("--exclude", help="Not these layers. Repeat for more.", rich_help_panel=WHICH),
+    typer.Option(
+        "--exclude",
+        metavar="PATTERN",
+        help="Not these layers. Repeat for more.",
+        rich_help_panel=WHICH,
+    ),
 ]
 ConvertHead = Annotated[
     bool,
@@ -171,6 +187,7 @@ SettingsFile = Annotated[
     Path | None,
     typer.Option(
         "--settings",
+        metavar="FILE",
         help="A YAML file with these options and rules for single layers; flags win over it.",
         rich_help_panel=WHICH,
     ),
@@ -180,6 +197,7 @@ Output = Annotated[
     typer.Option(
         "-o",
         "--output",
+        metavar="FILE",
         help="Where the result goes: .pt, or .safetensors beside its plan. "
         "Default: NAME-bp.pt in this folder.",
         rich_help_panel=OUT,
@@ -191,7 +209,10 @@ Force = Annotated[
 ReportFile = Annotated[
     list[Path] | None,
     typer.Option(
-        "--report", help="Write a report: .md, .html or .json. Repeat.", rich_help_panel=OUT
+        "--report",
+        metavar="FILE",
+        help="Write a report: .md, .html or .json. Repeat.",
+        rich_help_panel=OUT,
     ),
 ]
 Measure = Annotated[
@@ -203,32 +224,50 @@ Measure = Annotated[
 Batch = Annotated[
     list[int] | None,
     typer.Option(
-        "--batch", min=1, help="Batch sizes to measure; default 1 and 32.", rich_help_panel=OUT
+        "--batch",
+        metavar="N",
+        min=1,
+        help="Batch size to measure at; default 1 and 32. Repeat.",
+        rich_help_panel=OUT,
     ),
 ]
 Device = Annotated[
     str | None,
-    typer.Option("--device", help="Where to convert and measure: cpu, cuda, cuda:1.",
-                 rich_help_panel=OUT),
-]  # fmt: skip
+    typer.Option(
+        "--device",
+        metavar="NAME",
+        help="Where to convert and measure: cpu, cuda, cuda:1.",
+        rich_help_panel=OUT,
+    ),
+]
 DType = Annotated[
     str | None,
     typer.Option(
-        "--dtype", callback=dtype_of, help="Floating type of the result.", rich_help_panel=OUT
+        "--dtype",
+        metavar="TYPE",
+        callback=dtype_of,
+        help="Floating type of the result.",
+        rich_help_panel=OUT,
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Of random starts.", rich_help_panel=OUT)]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="N", help="Of random starts.", rich_help_panel=OUT)
+]
 DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="Show the plan and stop.", rich_help_panel=PLAN),
 ]
 PlanOut = Annotated[
     Path | None,
-    typer.Option("--plan-out", help="Write the plan as JSON.", rich_help_panel=PLAN),
+    typer.Option(
+        "--plan-out", metavar="FILE", help="Write the plan as JSON.", rich_help_panel=PLAN
+    ),
 ]
 PlanIn = Annotated[
     Path | None,
-    typer.Option("--plan", help="Apply this plan; its settings are used.", rich_help_panel=PLAN),
+    typer.Option(
+        "--plan", metavar="FILE", help="Apply this plan, made before.", rich_help_panel=PLAN
+    ),
 ]
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON only.", rich_help_panel=TALK)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from bp_convert.errors import BpConvertError, VerificationError
 
+TRACEBACK = "BP_CONVERT_TRACEBACK"  # an environment variable: show unforeseen faults whole
 DONE, FAILED, USAGE, NOTHING, UNVERIFIED = 0, 1, 2, 3, 4
 
 Progress = Callable[[str, int, int], None]
@@ -22,12 +26,35 @@ def errors_shown() -> Iterator[None]:
         show_error(problem)
         raise SystemExit(UNVERIFIED if isinstance(problem, VerificationError) else FAILED) from None
     except KeyboardInterrupt:
-        print("interrupted; nothing was written", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
+    except BrokenPipeError:  # whoever read the output has seen enough
+        raise
+    except Exception as fault:
+        if os.environ.get(TRACEBACK):
+            raise
+        show_error(_unforeseen(fault))
+        raise SystemExit(FAILED) from None
+
+
+def _unforeseen(fault: Exception) -> BpConvertError:
+    """Describe a fault of this program, of the model's own code, or of the machine."""
+    last = traceback.extract_tb(fault.__traceback__)[-1]
+    words = str(fault).strip().splitlines()
+    return BpConvertError(
+        where=f"{Path(last.filename).name}, line {last.lineno}, in {last.name}",
+        found=f"{type(fault).__name__}: {words[0][:300] if words else 'no more words'}",
+        allowed="only faults that bp-convert foresees",
+        fix=f"set {TRACEBACK}=1 to see the whole way there; if the fault is bp-convert's own, "
+        "please report it",
+    )
 
 
 def show_error(problem: BpConvertError) -> None:
-    """Print where, what was found, what is allowed, and what to do."""
+    """Print where, what was found, what is allowed, and what to do; fold lines for people only."""
+    if not sys.stderr.isatty():
+        print(f"bp-convert: {problem}", file=sys.stderr)
+        return
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from bp_convert.errors import PlanError, RecipeError
-from bp_convert.values.settings import LayerRule, Settings
+from bp_convert.values.settings import LayerRule, Pairs, Settings
 from bp_convert.values.tensors import TensorSpec
+
+_LISTS = ("include", "exclude", "inputs")
+_ALLOWED = {
+    "rank": "a whole number of terms, or a share between 0 and 1",
+    "pairs": "fast, paper, or for one layer {out: [k1, k2], in: [d1, d2]}",
+    "out": "two factors, [k1, k2]",
+    "in": "two factors, [d1, d2]",
+}
 
 
 def settings_from(path: Path | None, flags: Mapping[str, Any]) -> Settings:
@@ -23,15 +31,17 @@ def settings_from(path: Path | None, flags: Mapping[str, Any]) -> Settings:
     """
     merged = {} if path is None else _read(path)
     merged.update(flags)
-    inputs = merged.get("inputs")
-    if inputs:
+    for name in _LISTS:
+        if isinstance(merged.get(name), str):
+            merged[name] = [merged[name]]
+    if isinstance(merged.get("inputs"), list):
         merged["inputs"] = [
-            TensorSpec.parse(one) if isinstance(one, str) else one for one in inputs
+            TensorSpec.parse(one) if isinstance(one, str) else one for one in merged["inputs"]
         ]
     try:
         return Settings.model_validate(merged)
     except ValidationError as problem:
-        raise _explained(problem, path) from None
+        raise _explained(problem, merged, path) from None
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -39,14 +49,11 @@ def _read(path: Path) -> dict[str, Any]:
 
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as problem:
-        words = str(problem).splitlines()
-        raise RecipeError(
-            where=str(path),
-            found=" ".join(line.strip() for line in words)[:300],
-            allowed="a YAML file of settings",
-            fix="check the path and the file's syntax",
-        ) from None
+    except OSError as problem:
+        raise _unreadable(path, problem.strerror or str(problem), "check the path") from None
+    except (UnicodeDecodeError, yaml.YAMLError) as problem:
+        words = " ".join(line.strip() for line in str(problem).splitlines())
+        raise _unreadable(path, words[:300], "correct the file's syntax") from None
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -59,24 +66,50 @@ def _read(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in data.items()}
 
 
-def _explained(problem: ValidationError, path: Path | None) -> PlanError | RecipeError:
-    first = problem.errors()[0]
-    place = ".".join(str(part) for part in first["loc"]) or "the whole"
+def _unreadable(path: Path, found: str, fix: str) -> RecipeError:
+    return RecipeError(where=str(path), found=found, allowed="a YAML file of settings", fix=fix)
+
+
+def _explained(
+    problem: ValidationError, data: Mapping[str, Any], path: Path | None
+) -> PlanError | RecipeError:
+    """Turn pydantic's findings into one error about the place that is furthest in."""
+    found = [(_place(error["loc"], data), error) for error in problem.errors()]
+    place, error = max(found, key=lambda one: len(one[0]))  # of equals, the first
+    dotted = ".".join(place) or "the whole"
     kind = RecipeError if path is not None else PlanError
-    where = f"{path}, at {place}" if path is not None else f"setting {place}"
-    if first["type"] == "extra_forbidden":
-        key = str(first["loc"][-1])
-        fields = LayerRule.model_fields if len(first["loc"]) > 1 else Settings.model_fields
-        near = get_close_matches(key, fields, n=1)
+    where = f"{path}, at {dotted}" if path is not None else f"setting {dotted}"
+    if error["type"] == "extra_forbidden":
+        known = _fields_beside(place)
+        near = get_close_matches(place[-1], known, n=1)
         return kind(
             where=where,
-            found=f"{key!r} is no setting",
-            allowed=", ".join(fields),
+            found=f"{place[-1]!r} is no setting",
+            allowed=", ".join(known),
             fix=f"did you mean {near[0]!r}?" if near else "remove it",
         )
+    lacks = f", without {error['loc'][-1]!r}" if error["type"] == "missing" else ""
     return kind(
         where=where,
-        found=f"{first.get('input')!r}"[:120],
-        allowed=first["msg"],
-        fix="correct this value",
+        found=f"{error.get('input')!r}"[:120] + lacks,
+        allowed=_ALLOWED.get(place[-1] if place else "", error["msg"]),
+        fix="add it" if lacks else "correct this value",
     )
+
+
+def _place(loc: Sequence[str | int], data: Any) -> list[str]:
+    """Return the keys that lead through the data, without pydantic's names for alternatives."""
+    place = []
+    for key in loc:
+        in_list = isinstance(data, list) and isinstance(key, int) and key < len(data)
+        if in_list or (isinstance(data, dict) and key in data):
+            place.append(str(key))
+            data = data[key]
+    return place
+
+
+def _fields_beside(place: list[str]) -> list[str]:
+    """Return the names that may stand where the last key of ``place`` stands."""
+    if place[-2:-1] == ["pairs"]:
+        return [field.alias or name for name, field in Pairs.model_fields.items()]
+    return list(LayerRule.model_fields if len(place) > 1 else Settings.model_fields)

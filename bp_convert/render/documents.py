@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from html import escape
 from pathlib import Path
 
 from bp_convert.errors import PlanError
 from bp_convert.render import words
-from bp_convert.render.fold import Row, fold, unfolded
+from bp_convert.render.fold import Row, fold, middle, unfolded
+from bp_convert.render.machine import whole
 from bp_convert.render.numbers import short
 from bp_convert.values.report import Report
 
 FORMATS = (".md", ".html", ".json")
-_HEADS = ("layer", "kind", "action", "out|in", "R", "params", "after", "MACs", "after", "error")
+_HEADS = (
+    "layer",
+    "kind",
+    "action",
+    "out|in, or why dense",
+    "R",
+    "params",
+    "after",
+    "MACs",
+    "after",
+    "error",
+)
 
 
 def document(report: Report, path: Path) -> str:
@@ -21,12 +34,23 @@ def document(report: Report, path: Path) -> str:
     Raises:
         PlanError: a form that is not known.
     """
-    if path.suffix == ".md":
+    form = form_of(path)
+    if form == ".md":
         return markdown(report)
-    if path.suffix == ".html":
+    if form == ".html":
         return html(report)
-    if path.suffix == ".json":
-        return report.model_dump_json(indent=1, by_alias=True) + "\n"
+    return json.dumps(whole(report), indent=1) + "\n"
+
+
+def form_of(path: Path) -> str:
+    """Return the form that a file's name asks for, as one of ``FORMATS``.
+
+    Raises:
+        PlanError: a form that is not known.
+    """
+    form = path.suffix.lower()
+    if form in FORMATS:
+        return form
     raise PlanError(
         where=f"--report {path}",
         found=f"the ending {path.suffix!r}",
@@ -72,8 +96,9 @@ def html(report: Report) -> str:
         f"</thead><tbody>{totals}</tbody></table>"
         "<p>Multiply-adds are of one example; 1 MAC = 2 FLOPs.</p>"
         f"<h2>Parameters by layer</h2>{_bars(fold(report.layers))}"
-        f"<h2>Layers</h2><table><thead>{_tr(_HEADS, 'th', set(range(4, 10)))}</thead>"
-        f"<tbody>{body}</tbody></table>{sections}<footer>{escape(versions)}</footer></body></html>\n"
+        f'<h2>Layers</h2><div class="wide"><table class="layers"><thead>'
+        f"{_tr(_HEADS, 'th', set(range(4, 10)))}</thead>"
+        f"<tbody>{body}</tbody></table></div>{sections}<footer>{escape(versions)}</footer></body></html>\n"
     )
 
 
@@ -95,7 +120,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.name + (f" x{row.count}" if row.count > 1 else ""),
         layer.kind,
         layer.action,
-        words.pairs_of(layer),
+        words.pairs_of(layer) or layer.reason,
         "" if layer.rank is None else str(layer.rank),
         short(row.params_before),
         short(row.params_after),
@@ -106,7 +131,9 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _md(text: str) -> str:
-    return text.replace("|", "\\|").replace("*", "\\*").replace("_", "\\_")
+    for special in "\\`|*_[]<":
+        text = text.replace(special, f"\\{special}")
+    return text
 
 
 def _tr(cells: tuple[str, ...], tag: str, numbers: set[int], mark: str = "") -> str:
@@ -127,7 +154,7 @@ def _bars(rows: list[Row], limit: int = 24) -> str:
     parts = []
     for place, row in enumerate(rows):
         y = place * step
-        name = escape(row.name if len(row.name) < 42 else f"{row.name[:18]}…{row.name[-22:]}")
+        name = escape(middle(row.name, 34) + (f" x{row.count}" if row.count > 1 else ""))
         parts.append(f'<text x="{left - 8}" y="{y + 18}" text-anchor="end">{name}</text>')
         for offset, count, colour in (
             (4, row.params_before, "#9aa5b1"),
@@ -149,17 +176,21 @@ def _bars(rows: list[Row], limit: int = 24) -> str:
 
 
 _STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;color:#1b1f24;background:#fff;max-width:64rem;
+body{font:15px/1.5 system-ui,sans-serif;color:#1b1f24;background:#fff;max-width:72rem;
 margin:2rem auto;padding:0 1rem}
 h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}
 .verdict{font-weight:600;border-left:4px solid #1f6feb;padding-left:.8rem}
 table{border-collapse:collapse;font-size:13px;width:100%}
 table.totals{width:auto}
 th{text-align:left;border-bottom:2px solid #57606a}th,td{padding:.2rem .6rem .2rem 0}
-td{border-bottom:1px solid #e1e4e8;overflow-wrap:anywhere}
+td{border-bottom:1px solid #e1e4e8}
+.wide{overflow-x:auto}.layers td{white-space:nowrap}
+.layers td:nth-child(1){white-space:normal;overflow-wrap:anywhere;min-width:14rem}
+.layers td:nth-child(4){white-space:normal;min-width:13rem}
 .n{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}
 tr.kept td{color:#57606a}
-svg{max-width:100%;font:12px system-ui,sans-serif;fill:#1b1f24}.num{font-size:10px;fill:#3d444d}
+svg{max-width:min(100%,54rem);font:12px system-ui,sans-serif;fill:#1b1f24}
+.num{font-size:10px;fill:#3d444d}
 .key{display:inline-block;width:.9rem;height:.6rem;margin-left:.6rem}
 .key.before{background:#9aa5b1}.key.after{background:#1f6feb}
 footer{margin-top:2rem;color:#57606a;font-size:12px}

@@ -82,6 +82,13 @@ def summary(report: Report) -> dict[str, Any]:
     return plain
 
 
+def whole(report: Report) -> dict[str, Any]:
+    """Return what ``summary`` returns, and all else that the run showed, as plain values."""
+    rest = report.model_dump(mode="json", exclude={"totals", "layers", "verdict"})
+    remarks = {layer.name: list(layer.notes) for layer in report.layers if layer.notes}
+    return {**summary(report), **rest, "layer_notes": remarks}
+
+
 def schema() -> dict[str, Any]:
     """Return the JSON schema of what ``--json`` prints."""
     return Summary.model_json_schema(by_alias=True)

@@ -36,3 +36,8 @@ def change(totals: Totals) -> str:
     if ratio > 1:
         return f"{percent(ratio - 1)} more"
     return f"{percent(1 - ratio)} less"
+
+
+def layers(count: int) -> str:
+    """Write a number of layers."""
+    return "1 layer" if count == 1 else f"{count} layers"

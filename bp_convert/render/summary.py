@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from bp_convert.render.numbers import change, percent, short
+from bp_convert.render.numbers import change, layers, percent, short
 from bp_convert.values.report import LayerReport, Report
 
 USABLE = 0.01  # relative difference of the outputs below which nothing needs to be trained
@@ -43,9 +43,13 @@ def _nothing(report: Report) -> str:
 
 def _saved(report: Report) -> str:
     params, macs = report.totals.params, report.totals.macs
-    head = "Saved" if params.after < params.before else "Grew by"
-    share = percent(abs(1 - params.ratio))
-    text = f"{head} {share} of the parameters ({short(params.before)} to {short(params.after)})"
+    text = f"({short(params.before)} to {short(params.after)})"
+    if params.after < params.before:
+        text = f"Saved {percent(1 - params.ratio)} of the parameters {text}"
+    elif params.after > params.before:
+        text = f"Grew by {percent(params.ratio - 1)} of the parameters {text}"
+    else:
+        text = f"The same number of parameters ({short(params.after)})"
     if macs is not None:
         text += f"; multiply-adds {change(macs)}"
     return text + "."
@@ -60,8 +64,10 @@ def _quality(report: Report, done: list[LayerReport]) -> str:
         return f"{every} start{'s' if every == 'It' else ''} from noise: train it before use."
     if gap is not None and gap < USABLE:
         return f"Outputs differ by {percent(gap)} on random input: usable as it is."
+    if kept is None and gap is None:
+        return "What it does to the outputs was not measured."
     if kept is None:
-        return ""
+        return f"Outputs differ by {percent(gap or 0)} on random input: train it before use."
     ranks = {layer.rank for layer in done}
     what = f"Rank {ranks.pop()}" if len(ranks) == 1 else "The factors"
     verb = "keeps" if what.startswith("Rank") else "keep"
@@ -83,5 +89,6 @@ def _speed(report: Report) -> str:
         return f"It is {best.speedup:.1f}x as fast at batch {best.batch}."
     told = sum(any("slower" in note for note in layer.notes) for layer in report.layers)
     if told:
-        return f"{told} layers are expected to be slower than before (measure with --measure)."
+        be = "is" if told == 1 else "are"
+        return f"{layers(told)} {be} expected to be slower than before (measure with --measure)."
     return ""

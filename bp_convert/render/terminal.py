@@ -95,11 +95,14 @@ def _kept(report: Report) -> list[RenderableType]:
     found = words.kept(report)
     if not found:
         return []
-    text = Text("\nleft dense", style="bold")
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
+    table.add_column(justify="right", no_wrap=True, min_width=4)
+    table.add_column(overflow="fold")
     for count, reason, example in found:
-        text.append(f"\n{count:5d}  {reason}", style="not bold")
-        text.append(f"  [{middle(example, 30)}]", style="dim not bold")
-    return [text]
+        table.add_row(
+            str(count), Text.assemble(reason, (f"  [{middle(example, 30)}]", "dim not bold"))
+        )
+    return [Text("\nleft dense", style="bold"), table, Text()]
 
 
 def _totals(report: Report) -> Table:

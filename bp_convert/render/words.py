@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from bp_convert.render.numbers import change, percent, short, size
+from bp_convert.render.numbers import change, layers, percent, short, size
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.plan import Totals
 from bp_convert.values.report import Latency, LayerReport, Report
@@ -54,11 +54,6 @@ def kept(report: Report) -> list[tuple[int, str, str]]:
     ]
 
 
-def layers(count: int) -> str:
-    """Write a number of layers."""
-    return "1 layer" if count == 1 else f"{count} layers"
-
-
 def _plain(reason: str) -> str:
     """Drop what differs from layer to layer, so that one reason is one line."""
     return reason.split(" (predicted")[0]
@@ -80,13 +75,14 @@ def latency(one: Latency) -> str:
         words = f"{one.speedup:.2f}x as fast"
     else:
         words = f"SLOWER: {1 / one.speedup:.2f}x the dense time"
+    threads = "1 thread" if one.threads == 1 else f"{one.threads} threads"
     peak = ""
     if one.dense_peak_bytes and one.converted_peak_bytes:
         peak = f", peak {size(one.dense_peak_bytes)} to {size(one.converted_peak_bytes)}"
     return (
         f"batch {one.batch}: {one.dense_ms:.2f} ms to {one.converted_ms:.2f} ms "
         f"(spread {one.dense_spread_ms:.2f}, {one.converted_spread_ms:.2f}), {words}{peak}; "
-        f"{one.device}, {one.threads} threads, {one.repeats} runs"
+        f"{one.device}, {threads}, {one.repeats} runs"
     )
 
 

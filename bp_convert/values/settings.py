@@ -75,7 +75,7 @@ class Settings(Value):
     convert_head: bool = False
     convert_anyway: bool = False
     inputs: tuple[TensorSpec, ...] = ()
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
     @model_validator(mode="after")
     def _alpha_widens(self) -> Settings:

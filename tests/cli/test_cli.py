@@ -16,7 +16,9 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 import bp_convert
+import bp_convert.pipeline
 from bp_convert.cli.app import app
+from bp_convert.cli.session import TRACEBACK
 from bp_convert.models import build
 from bp_convert.render.machine import schema
 from tests.tolerances import assert_near
@@ -30,6 +32,12 @@ def ok(*words: object) -> Result:
     done = run(*words)
     assert done.exit_code == 0, done.output + done.stderr
     return done
+
+
+@pytest.fixture(autouse=True)
+def _unforeseen_faults_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no test take a fault that nobody foresaw for an error that somebody did."""
+    monkeypatch.setenv(TRACEBACK, "1")
 
 
 @pytest.fixture
@@ -147,6 +155,40 @@ def test_a_settings_file_with_rules_and_flags_that_win(mlp: Path) -> None:
     assert "'rank'" in bad.stderr
 
 
+@pytest.mark.parametrize(
+    ("text", "where", "says"),
+    [
+        ("rank: 0", "at rank\n", "a share between 0 and 1"),
+        ("rank: 1.5", "at rank\n", "a share between 0 and 1"),
+        ("inputs: 768", "at inputs\n", "768"),
+        ("layers: 5", "at layers\n", "5"),
+        ("layers:\n  - rank: 2", "at layers.0\n", "without 'match'"),
+        ("layers:\n  - {match: '0', pairs: sqare}", "at layers.0.pairs\n", "fast, paper, or"),
+        ("layers: [{match: a, pairs: {out: [5], in: [2, 3]}}]", "0.pairs.out\n", "[k1, k2]"),
+        ("layers: [{match: a, pairs: {out: [5, 5]}}]", "at layers.0.pairs\n", "in: [d1, d2]"),
+        ("layers: [{match: a, pairs: {inn: [3, 3]}}]", "at layers.0.pairs.inn\n", "mean 'in'"),
+        ("seed: -1", "at seed\n", "greater than or equal to 0"),
+        ("- alpha", "s.yaml\n", "a list at the top"),
+        ("alpha: [", "s.yaml\n", "syntax"),
+    ],
+)  # fmt: skip
+def test_a_bad_settings_file_is_told_by_its_path(
+    mlp: Path, text: str, where: str, says: str
+) -> None:
+    Path("s.yaml").write_text(text)
+    bad = run(mlp, "--settings", "s.yaml", "--dry-run")
+    assert bad.exit_code == 1
+    assert where in bad.stderr
+    assert says in bad.stderr
+    assert "[type=" not in bad.stderr
+
+
+def test_one_word_stands_for_a_list_in_a_settings_file(mlp: Path) -> None:
+    Path("s.yaml").write_text("inputs: '768'\nexclude: '0'\nconvert_head: true\npairs: paper\n")
+    made = json.loads(ok(mlp, "--settings", "s.yaml", "--dry-run", "--json").stdout)
+    assert [layer["action"] for layer in made["layers"]] == ["kept", "replaced"]
+
+
 def test_reports_in_three_forms(mlp: Path) -> None:
     ok(mlp, "--pairs", "paper", "--report", "r.md", "--report", "r.html", "--report", "r.json")
     assert "| layer |" in Path("r.md").read_text()
@@ -155,7 +197,8 @@ def test_reports_in_three_forms(mlp: Path) -> None:
     assert "<svg" in page
     full = json.loads(Path("r.json").read_text())
     assert full["verification"]["source_untouched"] is True
-    assert run(mlp, "--report", "r.pdf", "--dry-run").exit_code == 1
+    jsonschema.validate({key: full[key] for key in ("totals", "layers", "verdict")}, schema())
+    ok(mlp, "--pairs", "paper", "--report", "R.HTML", "--dry-run")
 
 
 def test_an_existing_file_is_kept_unless_forced(mlp: Path) -> None:
@@ -166,6 +209,27 @@ def test_an_existing_file_is_kept_unless_forced(mlp: Path) -> None:
     assert Path("out.pt").read_text() == "mine"
     ok(mlp, "--pairs", "paper", "-o", "out.pt", "--force")
     assert bp_convert.load("out.pt")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["-o", "small.onnx"], "small.pt"),
+        (["-o", "small"], "small.pt"),
+        (["-o", "s.safetensors"], "s.plan.json"),
+        (["-o", "r.pt", "--report", "r.pdf"], ".html"),
+        (["-o", "r.safetensors", "--plan-out", "r.plan.json"], "two results"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_any_work(
+    mlp: Path, words: list[str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("s.plan.json").write_text("mine")
+    monkeypatch.setattr(bp_convert.pipeline, "open_model", lambda *_, **__: pytest.fail("worked"))
+    done = run(mlp, *words)
+    assert done.exit_code == 1, done.output
+    assert says in done.stderr
+    assert Path("s.plan.json").read_text() == "mine"
 
 
 def test_nothing_converted_is_exit_three_and_writes_nothing(mlp: Path) -> None:
@@ -182,12 +246,18 @@ def test_quiet_verbose_and_inspect(mlp: Path) -> None:
     assert "0  " in ok("inspect", mlp).stdout
     again = ok("inspect", "q.pt")
     assert "converted before" in again.stdout
+    kept = json.loads(ok("inspect", mlp, "--pairs", "paper", "--json").stdout)
+    assert [layer["action"] for layer in kept["layers"]] == ["replaced", "kept"]
+    done = json.loads(ok("inspect", mlp, "--pairs", "paper", "--json", "--convert-head").stdout)
+    assert [layer["action"] for layer in done["layers"]] == ["replaced", "replaced"]
 
 
 def test_measure_says_how_fast(mlp: Path) -> None:
-    done = ok(mlp, "--pairs", "paper", "--measure", "--batch", 2, "-o", "m.pt")
+    done = ok(mlp, "--pairs", "paper", "--batch", 2, "-o", "m.pt")
     assert "batch 2:" in done.stdout
-    assert "fast" in done.stdout or "slower" in done.stdout
+    assert "x as fast" in done.stdout or "SLOWER" in done.stdout
+    torch.save(nn.Sequential(nn.ReLU()), "relu.pt")
+    assert "nothing was timed" in run("relu.pt", "--measure").stdout
 
 
 def test_dtype_of_the_result(mlp: Path) -> None:
@@ -227,6 +297,11 @@ BAD: list[tuple[list[str], int, str]] = [
     (["mlp.pt", "--pairs", "square"], 2, "fast"),
     (["mlp.pt", "--dtype", "int8"], 2, "float32"),
     (["mlp.pt", "--alfa", "2"], 2, "--alfa"),
+    (["mlp.pt", "--rank", "inf"], 2, "share"),
+    (["mlp.pt", "--rank", "1e3"], 2, "share"),
+    (["mlp.pt", "--seed", "9" * 30], 1, "seed"),
+    (["mlp.pt", "--plan", "absent.json", "--alpha", "2"], 2, "--alpha"),
+    (["mlp.pt", "--measure", "--dry-run"], 2, "--measure"),
 ]
 
 
@@ -269,9 +344,36 @@ def test_a_verification_that_fails_is_exit_four(mlp: Path, monkeypatch: pytest.M
 
     plain = BPLinear.forward
     monkeypatch.setattr(BPLinear, "forward", lambda self, x: plain(self, x)[..., :5])
-    done = run(mlp, "--pairs", "paper", "-o", "out.pt")
-    assert done.exit_code in (1, 4)
+    done = run(mlp, "--pairs", "paper", "--include", "2", "--convert-head", "-o", "out.pt")
+    assert done.exit_code == 4, done.output
+    assert "to do" in done.stderr
     assert not Path("out.pt").exists()
+
+
+def test_an_unforeseen_fault_shows_no_traceback_unless_asked(
+    mlp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("by [red]nought")
+
+    monkeypatch.setattr(bp_convert.pipeline, "plan", broken)
+    assert isinstance(run(mlp).exception, ZeroDivisionError)
+    monkeypatch.delenv(TRACEBACK)
+    done = run(mlp)
+    assert done.exit_code == 1
+    assert "ZeroDivisionError: by [red]nought" in done.stderr
+    assert "in broken" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_interruption_ends_quietly(mlp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bp_convert.pipeline, "plan", stopped)
+    done = run(mlp)
+    assert done.exit_code == 130
+    assert done.stderr == "interrupted\n"
 
 
 def test_version_help_and_no_words() -> None:

@@ -144,7 +144,9 @@ def test_html_escapes_and_stands_alone() -> None:
 
 
 def test_markdown_keeps_its_tables() -> None:
-    text = markdown(_report(_layer("a_b"), _kept("c", "excluded")))
+    text = markdown(_report(_layer("a_b"), _kept("c", "excluded"), _layer("<b>`[x](y)")))
+    assert "\\<b>\\`\\[x\\](y)" in text
+    assert "| c | Linear | kept | excluded |" in text
     table = [line for line in text.splitlines() if line.startswith("| a")]
     assert table == [
         "| a\\_b | Linear | replaced | 16x32\\|16x32 | 2 | 263k | 3.07k | 262k | 41.0k | 0.500 |"
@@ -162,6 +164,15 @@ def test_reasons_and_notes_are_counted() -> None:
     assert notes(report) == ["1 layer from noise, as asked"]
 
 
+def test_a_long_reason_hangs_under_itself() -> None:
+    reason = "its width is fixed by line 17 of the model's forward, which reshapes to 3 x 4 x 5 x 6"
+    lines = _text(_report(_layer("a"), _kept("b", reason))).splitlines()
+    start = next(place for place, line in enumerate(lines) if reason[:20] in line)
+    indent = lines[start].index(reason[:20])
+    assert lines[start + 1][:indent].isspace()
+    assert lines[start + 1][indent:].rstrip().endswith("[b]")
+
+
 def test_the_verdict_for_each_case() -> None:
     def said(*layers: LayerReport, **change: Any) -> str:
         return verdict(_report(*layers, **change))
@@ -174,6 +185,11 @@ def test_the_verdict_for_each_case() -> None:
     assert "starts from noise: train it" in said(noise, verification=_checked(1.0))
     assert said(_layer("a")).startswith("Saved 99 % of the parameters (263k to 3.07k)")
     assert said(_layer("a", params_after=10**6)).startswith("Grew by")
+    assert said(_layer("a", params_after=262_656)).startswith("The same number of parameters")
+    assert "was not measured" in said(_layer("a", fit_error=None))
+    slow = _layer("a", notes=("becomes slower than the dense layer",))
+    assert "1 layer is expected to be slower" in said(slow)
+    assert "2 layers are expected to be slower" in said(slow, slow)
     nothing = said(_kept("a", "would be slower than the dense layer"))
     assert nothing.startswith("Nothing was converted; 1 of 1 layers")
     assert "--convert-anyway" in nothing
