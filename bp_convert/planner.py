@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from bp_convert.counting import count_bytes, count_params, with_counts
+from bp_convert.data import Examples
 from bp_convert.errors import PlanError, TraceError
 from bp_convert.graph.channel_map import measure_maps
 from bp_convert.graph.example import make_inputs
@@ -18,6 +19,10 @@ from bp_convert.graph.walk import Site, select, structural_reasons, walk
 from bp_convert.graph.widths import WidthPlan, widen
 from bp_convert.kinds import Ask, Factors, Widths, prime_reason
 from bp_convert.kinds.speed import predict
+from bp_convert.search.budget import budget_for
+from bp_convert.search.candidates import Candidates, settled
+from bp_convert.search.choose import Found, choose
+from bp_convert.search.options import Wanted
 from bp_convert.surgery import fingerprint, too_large
 from bp_convert.values.plan import AttrChange, LayerPlan, Plan, Resize
 from bp_convert.values.settings import LayerRule, Settings
@@ -25,6 +30,7 @@ from bp_convert.values.tensors import TensorSpec
 
 Progress = Callable[[str, int, int], None]
 MARGIN = 1.1  # the speed guard wants this much gain, since its predictions are that good
+MANY = 32  # the larger batch at which the whole model is to stay as fast
 MAP_BATCH = 4  # examples that tell channels apart
 NOISE = "starts from noise: "
 WIDTH_BATCH = 2  # more than one example, so that no width is mistaken for the batch
@@ -34,22 +40,26 @@ def make_plan(
     model: nn.Module,
     settings: Settings | None = None,
     *,
+    examples: Examples | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """Decide for every layer of ``model`` what becomes of it, and why.
 
-    The model is only looked at: its forward runs on tensors without data, in eval and train mode.
+    The model is only looked at: its forward runs on tensors without data, in eval and train mode,
+    and where a target is to be met on calibration data, in eval mode.
 
     Args:
         settings: the request; None asks for alpha 1 and one term.
+        examples: calibration data, by which a target is spent; None goes by the weights alone.
         progress: called with words, steps done and their number.
 
     Raises:
         PlanError: a pattern that matches nothing, pairs that do not fit, or widening without an
-            input to run on.
+            input to run on; a target out of reach.
+        DataError: the model does not run on the examples.
         TraceError: the model does not run on the given input.
     """
-    return _Planning(model, settings or Settings(), progress or (lambda *_: None)).run()
+    return _Planning(model, settings or Settings(), examples, progress or (lambda *_: None)).run()
 
 
 @dataclass(frozen=True)
@@ -60,14 +70,23 @@ class _Wish:
     init: str
     insists: bool
     refusal: str | None
+    floor: float = 0.0
 
 
 class _Planning:
     STEPS = 4
 
-    def __init__(self, model: nn.Module, settings: Settings, progress: Progress) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: Settings,
+        examples: Examples | None,
+        progress: Progress,
+    ) -> None:
         self.model = model
         self.settings = settings
+        self.examples = examples
+        self.found: Found | None = None
         self.progress = progress
         self.sites = walk(model)
         self.notes: list[str] = []
@@ -81,6 +100,8 @@ class _Planning:
         reasons = self._reasons(wishes, seen)
         self.progress("finding which widths go together", 2, self.STEPS)
         widths = self._widths(specs, wishes, reasons)
+        if self.settings.target:
+            self.found = self._search(wishes, reasons, seen)
         layers = tuple(
             self._layer(site, wishes[site.name], reasons.get(site.name), widths, seen)
             for site in self.sites
@@ -111,7 +132,9 @@ class _Planning:
                 pairs=settings.pairs if rule.pairs is None else rule.pairs,
                 rank=settings.rank if rule.rank is None else rule.rank,
             )
-            wishes[site.name] = _Wish(ask, rule.init or settings.init, rule.insists, refusal)
+            wishes[site.name] = _Wish(
+                ask, rule.init or settings.init, rule.insists, refusal, rule.floor or 0.0
+            )
         return wishes
 
     def _matched(self, patterns: Sequence[str]) -> frozenset[str]:
@@ -149,6 +172,8 @@ class _Planning:
         """Collect why sites cannot or shall not be converted, the firmest reason first."""
         reasons = structural_reasons(self.model, self.sites)
         heads = self._heads(seen)
+        # A target weighs the head's error like any other.
+        heads_too = self.settings.convert_head or bool(self.settings.target)
         for site in self.sites:
             wish = wishes[site.name]
             never = seen is not None and not any(name in seen.shapes for name in site.names)
@@ -158,7 +183,7 @@ class _Planning:
                 site.kind.refuse(site.module),
                 "never called on the example input" if never else None,
                 "it makes the model's output (--convert-head converts it)"
-                if site.name in heads and not (self.settings.convert_head or wish.insists)
+                if site.name in heads and not (heads_too or wish.insists)
                 else None,
             )
             found = next((reason for reason in candidates if reason), None)
@@ -215,13 +240,17 @@ class _Planning:
     ) -> LayerPlan:
         kind, module = site.kind, site.module
         before = kind.widths(module)
-        after = self._after(site, before, widths)
+        after = self._after(site, widths)
         notes: list[str] = []
         factors: Factors = {}
         shapes = _calls(site, seen)
-        if reason is None:
+        searched = self.found is not None and not wish.insists
+        if reason is None and self.found is not None and searched:
+            factors = self.found.factors.get(site.name, {})
+            reason, notes = self._chosen(site, factors, shapes)
+        elif reason is None:
             reason = prime_reason(after, wish.ask)
-        if reason is None:
+        if reason is None and not searched:
             factors = kind.factor(module, after, wish.ask)
             reason, notes = self._worth(site, after, factors, wish, shapes)
         if widths is not None and before[1] == after[1] and not reason:
@@ -249,14 +278,78 @@ class _Planning:
                 dense_macs,
                 kind.macs(module, after, factors, shapes) if replaced else 0,
             ),
+            error=_rounded(self.found.errors.get(site.name)) if self.found else None,
+            sensitivity=_rounded(self.found.sensitivities.get(site.name)) if self.found else None,
         )
 
+    # A target
+
+    def _search(
+        self, wishes: dict[str, _Wish], reasons: dict[str, str], seen: Observation | None
+    ) -> Found:
+        """Spend the targets' budget on the layers that no reason and no rule holds."""
+        if self.settings.alpha != 1:
+            raise PlanError(
+                where=f"target {self.settings.target[0]} with alpha {self.settings.alpha:g}",
+                found="both a target and a widening",
+                allowed="one of the two: a target is met by choosing pairs and terms",
+                fix="leave --alpha or --target out",
+            )
+        if seen is None and any(one.quantity == "macs" for one in self.settings.target):
+            raise PlanError(
+                where="target macs",
+                found="no example input is known, so that multiply-adds cannot be counted",
+                allowed="an input to run the model on",
+                fix="describe it with --input, such as --input 3x224x224",
+            )
+        free = [site for site in self.sites if site.name not in reasons]
+        decided = {
+            site.name: (site, site.kind.factor(site.module, self._after(site), wish.ask))
+            for site in free
+            if (wish := wishes[site.name]).insists
+        }
+        wanted = [
+            Wanted(
+                site=site,
+                widths=self._after(site),
+                shapes=_batches(site, _calls(site, seen)),
+                dense_macs=_sum_of(site, seen.macs) if seen else 0,
+                floor=wishes[site.name].floor,
+            )
+            for site in free
+            if site.name not in decided
+        ]
+        method = settled(self.settings.method, data=self.examples is not None)
+        batches = self.examples.batches if self.examples is not None else ()
+        digest = self.examples.digest if self.examples is not None else ""
+        candidates = Candidates(self.model, wanted, method, batches, digest, self.progress)
+        units = candidates.units()
+        self.progress("choosing", len(wanted), len(wanted))
+        budget = budget_for(self.model, wanted, decided, seen.total_macs if seen else None)
+        found = choose(
+            units, self.settings.target, budget, guarded=not self.settings.convert_anyway
+        )
+        self.notes += found.notes
+        return found
+
+    def _chosen(
+        self, site: Site, factors: Factors, shapes: Sequence[tuple[int, ...]]
+    ) -> tuple[str | None, list[str]]:
+        """Return why the choice keeps a layer, or what to remark where it replaces it."""
+        if not factors:
+            return "the target is met best with this layer as it is", []
+        speed = predict(site.kind.name, site.module, self._after(site), factors, shapes)
+        if speed is None or speed.ratio >= 1:
+            return None, []
+        slower = f"slower than the dense layer (predicted {1 / speed.ratio:.1f}x its time)"
+        return None, [f"becomes {slower}"]
+
     @staticmethod
-    def _after(site: Site, before: Widths, widths: WidthPlan | None) -> Widths:
+    def _after(site: Site, widths: WidthPlan | None = None) -> Widths:
         target = None if widths is None else widths.targets.get(site.name)
         if target is not None:
             return target.inputs_after, target.outputs_after
-        return before
+        return site.kind.widths(site.module)
 
     def _worth(
         self,
@@ -315,9 +408,18 @@ class _Planning:
             + self._fast_path_off(layers),
             params=count_params(self.model),
             bytes=count_bytes(self.model),
+            error=_rounded(self.found.error) if self.found else None,
+            calibration=self._calibration(),
             notes=tuple(self.notes),
         )
         return with_counts(self.model, plan, None if seen is None else seen.total_macs)
+
+    def _calibration(self) -> str:
+        if self.found is None or self.examples is None:
+            return ""
+        if not settled(self.settings.method, data=True).endswith("-data"):
+            return ""
+        return f"{self.examples.source} (sha256 {self.examples.digest})"
 
     def _with_maps(self, plan: Plan) -> Plan:
         """Say which widened layers cannot start from their trained weights, and why."""
@@ -365,6 +467,19 @@ def _calls(site: Site, seen: Observation | None) -> list[tuple[int, ...]]:
     if seen is None:
         return []
     return [shape for name in site.names for shape in seen.shapes.get(name, [])]
+
+
+def _batches(
+    site: Site, shapes: Sequence[tuple[int, ...]]
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """Return the calls' shapes for one example, and for 32."""
+    many = [site.kind.batched(site.module, shape, MANY) for shape in shapes]
+    return list(shapes), many
+
+
+def _rounded(number: float | None) -> float | None:
+    """Keep the digits of an estimate that mean something."""
+    return None if number is None else float(f"{number:.3g}")
 
 
 def _sum_of(site: Site, counts: dict[str, int]) -> int:

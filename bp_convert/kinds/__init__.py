@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from bp_convert.kinds.base import Ask, Factors, Kind, Spread, Widths
+from bp_convert.kinds.base import Ask, Choices, Factors, Kind, Spread, Widths
 from bp_convert.kinds.conv import Conv1dKind, Conv2dKind, Conv3dKind
 from bp_convert.kinds.embedding import EmbeddingKind
 from bp_convert.kinds.linear import LinearKind, prime_reason
@@ -19,7 +19,17 @@ KINDS: tuple[Kind, ...] = (
     LSTMKind(),
 )
 
-__all__ = ["KINDS", "Ask", "Factors", "Kind", "Spread", "Widths", "kind_of", "prime_reason"]
+__all__ = [
+    "KINDS",
+    "Ask",
+    "Choices",
+    "Factors",
+    "Kind",
+    "Spread",
+    "Widths",
+    "kind_of",
+    "prime_reason",
+]
 
 
 def kind_of(module: nn.Module) -> Kind | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,12 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.errors import PlanError
+from bp_convert.kinds.rows import Pick, linear_rows
+from bp_convert.kron.conv_layout import Axes
+from bp_convert.kron.pairs import divisor_pairs
 from bp_convert.kron.policies import low_rank_factors, rank_for_share
-from bp_convert.values.factors import FactorSpec
+from bp_convert.values.factors import FactorSpec, Pair
 from bp_convert.values.settings import Pairs, Policy, Rank
 
 Factors = dict[str, FactorSpec]
 Widths = tuple[int, int]  # (inputs, outputs)
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,33 @@ class Spread:
         return (weight * share).index_select(axis, inputs)
 
 
+@dataclass(frozen=True)
+class Choices:
+    """Every pair that a weight may be given: any of ``outs`` with any of ``ins``.
+
+    Attributes:
+        outs: pairs of the outputs, by rising first factor.
+        ins: pairs of the columns by who owns the kernel's axes, by rising first factor.
+        kernel: sizes of the kernel's axes; none for a matrix.
+    """
+
+    outs: tuple[Pair, ...]
+    ins: dict[Axes, tuple[Pair, ...]]
+    kernel: tuple[int, ...] = ()
+
+    def specs(self) -> Iterator[FactorSpec]:
+        """Yield all of them, with one term."""
+        for axes, pairs in self.ins.items():
+            for inp in pairs:
+                for out in self.outs:
+                    yield FactorSpec(out=out, inp=inp, axes=axes)
+
+
+def whole(inputs: int, outputs: int, axes: Axes = ()) -> FactorSpec:
+    """Return the spec of a weight that stays as it is: one term whose first factor is a 1."""
+    return FactorSpec(out=(1, outputs), inp=(1, inputs), axes=axes)
+
+
 class Kind(ABC):
     """One module type: what it is, why it might be refused, how its twin is built and filled.
 
@@ -69,6 +100,8 @@ class Kind(ABC):
     twin: ClassVar[type[nn.Module]]
     # Constructor fields that a twin carries over as they are, or that refuse() looks at.
     fields: ClassVar[tuple[str, ...]]
+    # True where inputs are indices that are looked up.
+    lookup: ClassVar[bool] = False
     # True where alpha squared, not alpha, widens the outputs (paper, section III-D).
     squared: ClassVar[bool] = False
 
@@ -120,6 +153,59 @@ class Kind(ABC):
             FactorError: factors that do not fit the widths.
         """
 
+    # What the search for pairs and the fit to data see of a layer
+
+    def choices(self, module: Any, widths: Widths) -> dict[str, Choices]:
+        """Return the pairs that each weight matrix may be given, by role."""
+        inputs, outputs = widths
+        return {"weight": Choices(divisor_pairs(outputs), {(): divisor_pairs(inputs)})}
+
+    def matrices(self, module: Any, spread: Spread) -> dict[str, list[Tensor]]:
+        """Return the dense matrices (K, D) of each role, columns as (channel, kernel place).
+
+        Matrices of one role, such as an LSTM's gates, share pairs and terms, not factors.
+        """
+        return {"weight": [self.spread(module, spread)["weight"].flatten(1)]}
+
+    @torch.no_grad()
+    def add(self, module: Any, role: str, changes: Sequence[Tensor]) -> None:
+        """Add to the dense matrices of a role, (K, D) each, in the order of ``matrices``."""
+        module.weight.add_(changes[0].reshape(module.weight.shape))
+
+    def batched(self, module: Any, shape: Shape, batch: int) -> Shape:
+        """Return the input shape of a call for a batch, given that for one example."""
+        return (shape[0] * batch, *shape[1:]) if shape else shape
+
+    def rows(self, module: Any, x: Any, pick: Pick) -> dict[str, list[Tensor]]:
+        """Return what each role's matrices multiply in a call on ``x``: rows (n, D), or indices
+        (n,). A role's matrices are shared out evenly among the entries of its list."""
+        return {"weight": [linear_rows(x, pick)]}
+
+    @torch.no_grad()
+    def place(self, twin: Any, role: str, index: int, w1: Tensor, w2: Tensor) -> None:
+        """Set the factors of the ``index``-th matrix of a role.
+
+        Shape:
+            w1: (R, k1, d1); w2: (R, d2, k2).
+        """
+        twin.w1.copy_(w1)
+        twin.w2.copy_(w2)
+
+    @torch.no_grad()
+    def rest(self, module: Any, twin: Any, spread: Spread) -> None:
+        """Set what a twin holds beside its factors: the bias."""
+        wide = self.spread(module, spread)
+        if "bias" in wide:
+            twin.bias.copy_(wide["bias"])
+
+    @torch.no_grad()
+    def shift(self, twin: Any, role: str, index: int, change: Tensor) -> bool:
+        """Add to the bias behind a matrix; return False where there is none."""
+        if twin.bias is None:
+            return False
+        twin.bias.add_(change.to(twin.bias.dtype))
+        return True
+
     def spread(self, module: Any, spread: Spread) -> dict[str, Tensor]:
         """Return the dense layer's tensors, by name, at the widened sizes."""
         wide = {"weight": spread.columns(spread.rows(module.weight))}
@@ -131,10 +217,8 @@ class Kind(ABC):
     def fill(self, module: Any, twin: Any, spread: Spread) -> float:
         """Set the twin to the nearest Kronecker sum of the widened weights; return the relative
         Frobenius error."""
-        wide = self.spread(module, spread)
-        error: float = twin.fit_(wide["weight"])
-        if "bias" in wide:
-            twin.bias.copy_(wide["bias"])
+        error: float = twin.fit_(self.spread(module, spread)["weight"])
+        self.rest(module, twin, spread)
         return error
 
     def carry(self, module: nn.Module, twin: nn.Module) -> None:

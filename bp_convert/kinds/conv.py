@@ -7,25 +7,31 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bp_convert.errors import PlanError
 from bp_convert.kinds.base import (
     Ask,
+    Choices,
     Factors,
     Kind,
+    Shape,
     Widths,
     bias_size,
     fields_of,
     with_rank,
 )
+from bp_convert.kinds.rows import Pick, conv_rows
+from bp_convert.kron.columns import Columns
 from bp_convert.kron.conv_layout import (
     aligned_axes,
     closest_conv_factors,
     conv_macs,
+    every_axes,
     fast_conv_factors,
     paper_conv_factors,
 )
+from bp_convert.kron.pairs import divisor_pairs
 from bp_convert.kron.policies import scaled_pair
 from bp_convert.layers.conv import BPConv1d, BPConv2d, BPConv3d
 from bp_convert.values.factors import FactorSpec
@@ -83,6 +89,22 @@ class ConvKind(Kind):
             fix="give in as (c1*s1, c2*s2) with c1*c2 the input channels and s1, s2 products of "
             "whole kernel axes",
         )
+
+    def choices(self, module: Any, widths: Widths) -> dict[str, Choices]:
+        inputs, outputs = widths
+        kernel = tuple(module.kernel_size)
+        ins = {
+            axes: tuple(Columns(pair, kernel, axes).inp for pair in divisor_pairs(inputs))
+            for axes in every_axes(kernel)
+        }
+        return {"weight": Choices(divisor_pairs(outputs), ins, kernel)}
+
+    def batched(self, module: Any, shape: Shape, batch: int) -> Shape:
+        single = len(shape) == len(module.kernel_size) + 1
+        return (batch, *shape) if single else super().batched(module, shape, batch)
+
+    def rows(self, module: Any, x: Tensor, pick: Pick) -> dict[str, list[Tensor]]:
+        return {"weight": [conv_rows(module, x, pick)]}
 
     def params(self, module: Any, widths: Widths, factors: Factors | None = None) -> int:
         inputs, outputs = widths

@@ -8,17 +8,21 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.errors import PlanError
-from bp_convert.kinds.base import Ask, Factors, Kind, Spread, Widths, with_rank
-from bp_convert.kron.pairs import covering_pair, nearest_pair
+from bp_convert.kinds.base import Ask, Choices, Factors, Kind, Spread, Widths, with_rank
+from bp_convert.kinds.rows import Pick, index_rows
+from bp_convert.kron.pairs import covering_pair, divisor_pairs, nearest_pair
 from bp_convert.layers.embedding import BPEmbedding, unsupported
-from bp_convert.values.factors import FactorSpec
+from bp_convert.values.factors import FactorSpec, Pair
 from bp_convert.values.settings import Pairs
+
+BLOCKS = tuple(2**power for power in range(1, 13))
 
 
 class EmbeddingKind(Kind):
     name = "Embedding"
     dense = nn.Embedding
     twin = BPEmbedding
+    lookup = True
     fields = (
         "num_embeddings",
         "embedding_dim",
@@ -58,6 +62,36 @@ class EmbeddingKind(Kind):
             fix="rows beyond the vocabulary are padding; columns must match exactly",
         )
 
+    def choices(self, module: nn.Embedding, widths: Widths) -> dict[str, Choices]:
+        rows, columns = widths
+        return {"weight": Choices(divisor_pairs(columns), {(): _row_pairs(rows)})}
+
+    def matrices(self, module: nn.Embedding, spread: Spread) -> dict[str, list[Tensor]]:
+        """Return the table turned, (E, V): an index is a column that is looked up."""
+        return {"weight": [self.spread(module, spread)["weight"].t()]}
+
+    @torch.no_grad()
+    def add(self, module: nn.Embedding, role: str, changes: Sequence[Tensor]) -> None:
+        module.weight.add_(changes[0].t())
+
+    def rows(self, module: nn.Embedding, x: Tensor, pick: Pick) -> dict[str, list[Tensor]]:
+        return {"weight": [index_rows(x, pick)]}
+
+    @torch.no_grad()
+    def place(self, twin: BPEmbedding, role: str, index: int, w1: Tensor, w2: Tensor) -> None:
+        twin.w1.copy_(w1.transpose(1, 2))
+        twin.w2.copy_(w2)
+
+    @torch.no_grad()
+    def rest(self, module: nn.Embedding, twin: BPEmbedding, spread: Spread) -> None:
+        if twin.padding_idx is not None:
+            wide = self.spread(module, spread)["weight"]
+            twin.padding_row.copy_(wide[twin.padding_idx])
+
+    @torch.no_grad()
+    def shift(self, twin: BPEmbedding, role: str, index: int, change: Tensor) -> bool:
+        return False
+
     def params(self, module: nn.Embedding, widths: Widths, factors: Factors | None = None) -> int:
         rows, columns = widths
         return rows * columns if factors is None else factors["weight"].params
@@ -90,3 +124,10 @@ class EmbeddingKind(Kind):
     @torch.no_grad()
     def fill(self, module: nn.Embedding, twin: BPEmbedding, spread: Spread) -> float:
         return twin.fit_(self.spread(module, spread)["weight"])
+
+
+def _row_pairs(rows: int) -> tuple[Pair, ...]:
+    """Return pairs that cover a vocabulary: its divisors, and blocks of powers of two, whose
+    last one may be filled up with spare rows."""
+    blocks = [(-(-rows // size), size) for size in BLOCKS if 2 * size <= rows]
+    return tuple(sorted({*divisor_pairs(rows), *blocks}))

@@ -11,13 +11,17 @@ from torch import Tensor, nn
 from bp_convert.errors import PlanError
 from bp_convert.kinds.base import (
     Ask,
+    Choices,
     Factors,
     Kind,
+    Shape,
     Spread,
     Widths,
     low_rank_share,
     with_rank,
 )
+from bp_convert.kinds.rows import Pick, lstm_rows
+from bp_convert.kron.pairs import divisor_pairs
 from bp_convert.kron.policies import fast_factors, paper_factors
 from bp_convert.layers.lstm import BPLSTM
 from bp_convert.values.factors import FactorSpec
@@ -76,6 +80,62 @@ class LSTMKind(Kind):
             spec = paper_factors(inputs, hidden, 1)
         return with_rank(spec, ask.rank, inputs * hidden)
 
+    def choices(self, module: nn.LSTM, widths: Widths) -> dict[str, Choices]:
+        return {
+            role: Choices(divisor_pairs(outputs), {(): divisor_pairs(inputs)})
+            for role, (inputs, outputs) in matrices(module, widths).items()
+        }
+
+    def matrices(self, module: nn.LSTM, spread: Spread) -> dict[str, list[Tensor]]:
+        """Return the gates' matrices (H, D) by role, those of the reverse direction last."""
+        wide = self.spread(module, spread)
+        sides = ("", "_reverse") if module.bidirectional else ("",)
+        roles = [name.removeprefix("weight_") for name in wide if name.startswith("weight_")]
+        return {
+            role: [gate for side in sides for gate in wide[f"weight_{role}{side}"].chunk(GATES)]
+            for role in roles
+            if not role.endswith("_reverse")
+        }
+
+    @torch.no_grad()
+    def add(self, module: nn.LSTM, role: str, changes: Sequence[Tensor]) -> None:
+        for start in range(0, len(changes), GATES):
+            weight = getattr(module, f"weight_{role}{'_reverse' if start else ''}")
+            weight.add_(torch.cat(list(changes[start : start + GATES])))
+
+    def batched(self, module: nn.LSTM, shape: Shape, batch: int) -> Shape:
+        if len(shape) == 2:
+            return (batch, *shape) if module.batch_first else (shape[0], batch, shape[1])
+        axis = 0 if module.batch_first else 1
+        return (*shape[:axis], shape[axis] * batch, *shape[axis + 1 :])
+
+    def rows(self, module: nn.LSTM, x: Any, pick: Pick) -> dict[str, list[Tensor]]:
+        return lstm_rows(module, x, pick)
+
+    @torch.no_grad()
+    def place(self, twin: BPLSTM, role: str, index: int, w1: Tensor, w2: Tensor) -> None:
+        side = "_reverse" if index >= GATES else ""
+        getattr(twin, f"w1_{role}{side}")[index % GATES].copy_(w1)
+        getattr(twin, f"w2_{role}{side}")[index % GATES].copy_(w2)
+
+    @torch.no_grad()
+    def rest(self, module: nn.LSTM, twin: BPLSTM, spread: Spread) -> None:
+        if module.bias:
+            wide = self.spread(module, spread)
+            for name, parameter in twin.named_parameters():
+                if name.startswith("bias_"):
+                    suffix = name.removeprefix("bias_")
+                    parameter.copy_(wide[f"bias_ih_{suffix}"] + wide[f"bias_hh_{suffix}"])
+
+    @torch.no_grad()
+    def shift(self, twin: BPLSTM, role: str, index: int, change: Tensor) -> bool:
+        if not twin.bias:
+            return False
+        suffix = role[3:] + ("_reverse" if index >= GATES else "")
+        bias = getattr(twin, f"bias_{suffix}").view(GATES, -1)
+        bias[index % GATES].add_(change.to(bias.dtype))
+        return True
+
     def params(self, module: nn.LSTM, widths: Widths, factors: Factors | None = None) -> int:
         hidden = widths[1]
         directions = 2 if module.bidirectional else 1
@@ -122,11 +182,7 @@ class LSTMKind(Kind):
     def fill(self, module: nn.LSTM, twin: BPLSTM, spread: Spread) -> float:
         wide = self.spread(module, spread)
         error = twin.fit_({name: w for name, w in wide.items() if name.startswith("weight")})
-        if module.bias:
-            for name, parameter in twin.named_parameters():
-                if name.startswith("bias_"):
-                    suffix = name.removeprefix("bias_")
-                    parameter.copy_(wide[f"bias_ih_{suffix}"] + wide[f"bias_hh_{suffix}"])
+        self.rest(module, twin, spread)
         return error
 
 

@@ -151,7 +151,7 @@ def _scales(rows: Tensor) -> Tensor:
 
 def _gram_basis(table: Tensor, rank: int) -> Tensor:
     """Return the leading left singular vectors (m, R) from the Gram matrix, in float64."""
-    vectors: Tensor = torch.linalg.eigh(_gram(table))[1]  # of rising values
+    vectors: Tensor = torch.linalg.eigh(gram(table))[1]  # of rising values
     return vectors[:, -rank:].flip(1).to(table.dtype)
 
 
@@ -170,7 +170,7 @@ def _block_basis(table: Tensor, rank: int, energy: float) -> Tensor:
     for _ in range(MAX_STEPS):
         basis: Tensor = torch.linalg.qr(block)[0]
         core = basis.t() @ table  # (s, n)
-        values, vectors = torch.linalg.eigh(_gram(core))  # rising
+        values, vectors = torch.linalg.eigh(gram(core))  # rising
         captured = float(values[-rank:].sum())
         rounding = torch.finfo(table.dtype).eps * energy
         if captured - before <= max(SETTLED * (energy - captured), rounding):
@@ -181,7 +181,7 @@ def _block_basis(table: Tensor, rank: int, energy: float) -> Tensor:
     return basis @ lead.to(table.dtype)
 
 
-def _gram(table: Tensor) -> Tensor:
+def gram(table: Tensor) -> Tensor:
     """Return table @ table^T in float64 without a float64 copy of the whole table."""
     rows = table.shape[0]
     gram = torch.zeros(rows, rows, dtype=torch.float64, device=table.device)

@@ -30,6 +30,10 @@ class LayerPlan(Value):
         init: where the new weights start from.
         params: parameters before and after.
         macs: multiply-adds of one example before and after.
+        error: estimated relative error of the layer's output, or without data of its weight;
+            None where no target asked for it.
+        sensitivity: how much the model's squared relative error grows with the layer's; None
+            where no target asked for it.
     """
 
     name: str
@@ -44,6 +48,8 @@ class LayerPlan(Value):
     init: Init = "warm"
     params: tuple[int, int]
     macs: tuple[int, int] = (0, 0)
+    error: float | None = None
+    sensitivity: float | None = None
 
 
 class Resize(Value):
@@ -96,6 +102,8 @@ class Plan(Value):
         params: unique parameters of the whole model.
         macs: multiply-adds of one example through the whole model; None where not countable.
         bytes: size of all unique parameters and buffers.
+        error: estimated relative error of the output; None where no target asked for it.
+        calibration: the data that the choice was made on; empty for the weights alone.
         notes: what concerns the whole model.
     """
 
@@ -111,6 +119,8 @@ class Plan(Value):
     params: Totals
     macs: Totals | None = None
     bytes: Totals
+    error: float | None = None
+    calibration: str = ""
     notes: tuple[str, ...] = ()
 
     def layer(self, name: str) -> LayerPlan | None:

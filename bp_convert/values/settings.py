@@ -8,10 +8,14 @@ from pydantic import Field, model_validator
 
 from bp_convert.values.base import Value
 from bp_convert.values.factors import Pair
+from bp_convert.values.target import Target
 from bp_convert.values.tensors import TensorSpec
 
 Policy = Literal["fast", "paper"]
 Init = Literal["warm", "random"]
+# Which candidates a budget is spent on, and whether they are fitted to data; auto takes kron, and
+# fits it to data where there is some.
+Method = Literal["auto", "svd", "svd-data", "kron", "kron-data"]
 # An int is a number of Kronecker terms, a float in (0, 1) a share of the layer's parameters.
 Rank = Annotated[int, Field(ge=1, strict=True)] | Annotated[float, Field(gt=0, lt=1)]
 
@@ -32,6 +36,7 @@ class LayerRule(Value):
         pairs: policy or explicit pairs.
         rank: number of terms, or a share of the layer's parameters.
         init: where the factors start from.
+        floor: share of the layer's parameters that a target may not go below.
     """
 
     match: str
@@ -39,6 +44,7 @@ class LayerRule(Value):
     pairs: Policy | Pairs | None = None
     rank: Rank | None = None
     init: Init | None = None
+    floor: Annotated[float, Field(gt=0, le=1)] | None = None
 
     @property
     def insists(self) -> bool:
@@ -55,6 +61,10 @@ class Settings(Value):
         rank: number of Kronecker terms R, or a share of each layer's parameters in (0, 1).
         pairs: ``fast`` takes the cheapest layout within 10 % of the nearest-square pair's
             parameters, ``paper`` the nearest-square pair itself.
+        target: limits that the converted model keeps; pairs and terms are then chosen layer by
+            layer for the least error within them, and ``rank`` is not read.
+        method: what a target is met with: low-rank terms alone (``svd``) or all Kronecker sums
+            (``kron``), fitted to the weights or, with ``-data``, to what the layers see.
         init: ``warm`` starts from the trained weights, ``random`` from noise.
         include: patterns of layers to convert; empty means all.
         exclude: patterns of layers to leave alone.
@@ -68,6 +78,8 @@ class Settings(Value):
     alpha: Annotated[float, Field(gt=0)] = 1.0
     rank: Rank = 1
     pairs: Policy = "fast"
+    target: tuple[Target, ...] = ()
+    method: Method = "auto"
     init: Init = "warm"
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -81,4 +93,13 @@ class Settings(Value):
     def _alpha_widens(self) -> Settings:
         if self.alpha < 1:
             raise ValueError("alpha widens layers: it must be at least 1")
+        return self
+
+    @model_validator(mode="after")
+    def _one_target_each(self) -> Settings:
+        quantities = [target.quantity for target in self.target]
+        if len(set(quantities)) < len(quantities):
+            raise ValueError("two targets for one quantity")
+        if self.target and self.init == "random":
+            raise ValueError("a target chooses by the trained weights: init must be warm")
         return self

@@ -1,0 +1,215 @@
+"""Moments of every weight of a model, from running it on data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+from zlib import crc32
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from bp_convert.calibration.moments import Moment, rows_wanted
+from bp_convert.calibration.tap import Batches, Tap, token_mask
+from bp_convert.graph.walk import Site
+from bp_convert.kinds import Spread
+from bp_convert.kinds.rows import Pick
+
+Progress = Callable[[str, int, int], None]
+Moments = dict[tuple[str, str], list[Moment]]  # by layer and role, one for each direction
+
+
+@dataclass
+class Order:
+    """What one pass over a batch tells of the layers.
+
+    Attributes:
+        calls: how often each layer is called; layers that are not called are missing.
+        together: layers in the order of their first call, those that read the same tensor
+            grouped.
+        normed: layers whose output goes straight into a batch norm, which takes up its mean.
+    """
+
+    calls: dict[str, int] = field(default_factory=dict)
+    together: list[list[str]] = field(default_factory=list)
+    normed: frozenset[str] = frozenset()
+
+
+def order_of(model: nn.Module, sites: Sequence[Site], batches: Batches) -> Order:
+    """Run the model on one batch and say in what order its layers are called."""
+    made: dict[int, str] = {}
+    held: list[Any] = []
+    normed: set[str] = set()
+    handles = []
+
+    def note(name: str) -> Any:
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
+            if isinstance(output, Tensor):
+                held.append(output)  # so that its address is not given out again
+                made[id(output)] = name
+
+        return hook
+
+    def ask(_: nn.Module, args: Any) -> None:
+        if args and id(args[0]) in made:
+            normed.add(made[id(args[0])])
+
+    for site in sites:
+        handles.append(site.module.register_forward_hook(note(site.name)))
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            handles.append(module.register_forward_pre_hook(ask))
+    try:
+        with Tap(model, [site.name for site in sites]) as tap:
+            seen = tap.run(batches[0])
+    finally:
+        for handle in handles:
+            handle.remove()
+    groups: dict[int, list[str]] = {}
+    for name, inputs in seen.items():
+        groups.setdefault(id(inputs[0]), []).append(name)
+    calls = {name: len(inputs) for name, inputs in seen.items()}
+    return Order(calls, list(groups.values()), frozenset(normed))
+
+
+class Gatherer:
+    """Adds up the moments of a few layers, batch by batch.
+
+    Args:
+        centred: layers whose mean error something behind them takes up.
+        examples: the number of examples to come, which tells how many rows to take of each batch.
+        cross: compare with another model that runs beside.
+    """
+
+    def __init__(
+        self, sites: Sequence[Site], order: Order, examples: int, *, cross: bool = False
+    ) -> None:
+        self.sites = sites
+        self.centred = centred_sites(sites, order)
+        self.examples = max(1, examples)
+        self.cross = cross
+        self.found: Moments = {}
+        self.columns = {site.name: _columns(site) for site in sites}
+        self.leaders = _leaders(sites, order)
+
+    def add(
+        self,
+        seen: Mapping[str, list[Any]],
+        number: int,
+        size: int,
+        mask: Tensor | None,
+        other: Mapping[str, list[Any]] | None = None,
+    ) -> None:
+        """Add what one batch showed.
+
+        Args:
+            number: of the batch, so that each takes other rows.
+            size: examples in it.
+            other: the same inputs in the source model.
+        """
+        for site in self.sites:
+            if self.leaders[site.name] != site.name:
+                continue
+            for call, x in enumerate(seen.get(site.name, ())):
+                share = ceil(
+                    rows_wanted(max(self.columns[site.name].values())) * size / self.examples
+                )
+                pick = Pick(share, crc32(f"{site.name}:{number}:{call}".encode()), mask)
+                rows = site.kind.rows(site.module, x, pick)
+                beside = None
+                if other is not None:
+                    beside = site.kind.rows(site.module, other[site.name][call], pick)
+                for role, sides in rows.items():
+                    moments = self._moments(site, role, len(sides))
+                    for side, (moment, part) in enumerate(zip(moments, sides, strict=True)):
+                        moment.add(part, None if beside is None else beside[role][side])
+
+    def result(self) -> Moments:
+        """Return the moments of each role of each layer, one for each direction."""
+        for site in self.sites:
+            for role in self.columns[site.name]:
+                found = self.found.get((self.leaders[site.name], role))
+                if found is not None:
+                    self.found[site.name, role] = found
+        return self.found
+
+    def _moments(self, site: Site, role: str, sides: int) -> list[Moment]:
+        key = (site.name, role)
+        if key not in self.found:
+            choices = site.kind.choices(site.module, site.kind.widths(site.module))[role]
+            self.found[key] = [
+                Moment(
+                    self.columns[site.name][role],
+                    choices.kernel,
+                    lookup=site.kind.lookup,
+                    centred=site.name in self.centred,
+                    cross=self.cross,
+                )
+                for _ in range(sides)
+            ]
+        return self.found[key]
+
+
+def _columns(site: Site) -> dict[str, int]:
+    """Return the number of columns of each role's matrices."""
+    matrices = site.kind.matrices(site.module, Spread())
+    return {role: ones[0].shape[1] for role, ones in matrices.items()}
+
+
+def _leaders(sites: Sequence[Site], order: Order) -> dict[str, str]:
+    """Return, for each layer, the one whose moments are its own too: the first of the Linears
+    that read the same tensor."""
+    kinds = {site.name: site for site in sites}
+    leaders = {site.name: site.name for site in sites}
+    for group in order.together:
+        same: dict[bool, str] = {}
+        for name in group:
+            site = kinds.get(name)
+            if site is not None and site.kind.name == "Linear" and order.calls[name] == 1:
+                leaders[name] = same.setdefault(getattr(site.module, "bias", None) is None, name)
+    return leaders
+
+
+def centred_sites(sites: Sequence[Site], order: Order) -> frozenset[str]:
+    """Return the layers whose mean error is taken up: by their bias, or a batch norm behind."""
+    return frozenset(
+        site.name for site in sites if site.name in order.normed or _has_bias(site.module)
+    )
+
+
+def batch_size(batch: tuple[Any, Any]) -> int:
+    """Return the number of examples in a batch."""
+    args, kwargs = batch
+    for x in (*args, *kwargs.values()):
+        if isinstance(x, Tensor) and x.dim():
+            return len(x)
+    return 1
+
+
+def gather(
+    model: nn.Module,
+    sites: Sequence[Site],
+    batches: Batches,
+    order: Order,
+    progress: Progress | None = None,
+) -> Moments:
+    """Return the moments of each role of each layer, one for each direction.
+
+    Raises:
+        DataError: the model does not run on the data.
+    """
+    gatherer = Gatherer(sites, order, sum(map(batch_size, batches)))
+    names = [site.name for site in sites if site.name in order.calls]
+    with Tap(model, names, order.calls) as tap:
+        for number, batch in enumerate(batches):
+            if progress is not None:
+                progress("looking at calibration data", number, len(batches))
+            gatherer.add(tap.run(batch), number, batch_size(batch), token_mask(batch))
+    return gatherer.result()
+
+
+def _has_bias(module: nn.Module) -> bool:
+    bias = getattr(module, "bias", None)
+    return bias is not None and bias is not False

@@ -1,0 +1,151 @@
+"""Second moments of what weights multiply, gathered in a stream.
+
+Memory: D^2 numbers of float32 for a weight of D columns up to ``WIDE``, twice that while two
+models are compared; beyond, C^2 + S^2 for a convolution of C channels and S kernel places, and D
+for other weights. Rows are added batch by batch and never kept.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from bp_convert.kron.metric import Diagonal, Full, Metric, Product
+
+WIDE = 5120  # columns up to which a full moment is gathered
+ROWS = 16_384  # rows of a layer that are looked at, or
+TIMES = 12  # that many times its columns, if that is more
+SAMPLE, EACH = 1024, 64  # pairs of rows that are kept to measure errors on, and of each batch
+SMOOTH = 0.1  # share of an embedding's metric that is spread over rows that were not looked up
+
+
+def rows_wanted(columns: int) -> int:
+    """Return how many rows of a weight's inputs are looked at over all calibration data."""
+    return max(ROWS, TIMES * columns)
+
+
+class Moment:
+    """Moments of one weight's inputs, and, where two models are compared, across them.
+
+    Args:
+        columns: D.
+        kernel: sizes of a convolution's kernel; none for a matrix.
+        lookup: the weight is an embedding's, whose inputs are indices.
+        centred: take moments about the mean, which a bias can then take up.
+    """
+
+    def __init__(
+        self,
+        columns: int,
+        kernel: tuple[int, ...] = (),
+        *,
+        lookup: bool = False,
+        centred: bool = True,
+        cross: bool = False,
+    ) -> None:
+        self.columns = columns
+        self.kernel = kernel
+        self.lookup = lookup
+        self.centred = centred
+        self.count = 0
+        self.total = torch.zeros(columns, dtype=torch.float64)
+        self.other_total = torch.zeros(columns, dtype=torch.float64)
+        self.full = columns <= WIDE and not lookup
+        self.samples: list[tuple[Tensor, Tensor]] = []
+        self.cross = torch.zeros(columns, columns) if cross and self.full else None
+        self.moments: tuple[Tensor, ...]
+        if self.full:
+            self.moments = (torch.zeros(columns, columns),)
+        elif kernel and not lookup:
+            places = prod(kernel)
+            channels = columns // places
+            self.moments = (torch.zeros(channels, channels), torch.zeros(places, places))
+        else:
+            self.moments = (torch.zeros(columns, dtype=torch.float64),)
+
+    def add(self, rows: Tensor, other: Tensor | None = None) -> None:
+        """Add rows (n, D), or indices (n,); ``other`` are the same rows in another model."""
+        if self.lookup:
+            rows = rows.reshape(-1).cpu()
+            self.moments[0].add_(torch.bincount(rows, minlength=self.columns))
+            self.count += len(rows)
+            return
+        rows = rows.detach().to("cpu", torch.float32)
+        self.count += len(rows)
+        self.total += rows.sum(0, dtype=torch.float64)
+        if self.full:
+            self.moments[0].addmm_(rows.t(), rows)
+        elif self.kernel:
+            apart = rows.view(len(rows), -1, prod(self.kernel))  # (n, C, S)
+            flat = apart.transpose(1, 2).reshape(-1, apart.shape[1])  # (n*S, C)
+            self.moments[0].addmm_(flat.t(), flat)
+            flat = apart.reshape(-1, apart.shape[2])  # (n*C, S)
+            self.moments[1].addmm_(flat.t(), flat)
+        else:
+            self.moments[0].add_(rows.square().sum(0, dtype=torch.float64))
+        if other is not None:
+            if sum(len(ours) for ours, _ in self.samples) < SAMPLE:
+                self.samples.append((rows[:EACH].clone(), other[:EACH].detach().cpu().float()))
+            other = other.detach().to("cpu", torch.float32)
+            self.other_total += other.sum(0, dtype=torch.float64)
+            if self.cross is not None:
+                self.cross.addmm_(other.t(), rows)
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean row (D), float64."""
+        return self.total / max(1, self.count)
+
+    @property
+    def other_mean(self) -> Tensor:
+        """Mean row of the other model (D), float64."""
+        return self.other_total / max(1, self.count)
+
+    def metric(self) -> Metric:
+        """Return the metric that these moments make."""
+        count = max(1, self.count)
+        if self.lookup:
+            shares = self.moments[0] / count
+            return Diagonal((1 - SMOOTH) * shares + SMOOTH / self.columns)
+        mean = self.mean if self.centred else torch.zeros_like(self.mean)
+        if self.full:
+            return Full((self.moments[0].double() / count - torch.outer(mean, mean)).float())
+        if self.kernel:
+            places = prod(self.kernel)
+            channel = mean.view(-1, places).mean(1)
+            first = self.moments[0].double() / (count * places) - torch.outer(channel, channel)
+            offset = channel.square().mean()
+            second = self.moments[1].double() / (count * len(channel)) - offset
+            scale = second.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny)
+            return Product(first.float(), (second / scale).float())
+        spread = self.moments[0] / count - mean.square()
+        level = float(spread.mean())
+        floor = 1e-3 * level if level > 0 else 1.0
+        return Diagonal(spread.clamp(min=0) + floor)
+
+    def error(self, weight: Tensor, fitted: Tensor) -> tuple[float, float]:
+        """Return ``|W x - W' x'|^2`` and ``|W x|^2`` over a sample of both models' rows, about
+        their means where the moments are."""
+        if not self.samples:
+            metric = self.metric()
+            return metric.energy(weight - fitted), metric.energy(weight)
+        ours = torch.cat([pair[0] for pair in self.samples])
+        theirs = torch.cat([pair[1] for pair in self.samples])
+        if self.centred:
+            ours = ours - self.mean.float()
+            theirs = theirs - self.other_mean.float()
+        wanted = theirs @ weight.t()
+        gap = float((wanted - ours @ fitted.t()).square().sum(dtype=torch.float64))
+        size = float(wanted.square().sum(dtype=torch.float64))
+        return gap, size
+
+    def across(self) -> Tensor | None:
+        """Return the moment (D, D) of the other model's rows with these; None if not gathered."""
+        if self.cross is None:
+            return None
+        both = self.cross.double() / max(1, self.count)
+        if self.centred:
+            both = both - torch.outer(self.other_mean, self.mean)
+        return both

@@ -1,0 +1,101 @@
+"""Inputs of chosen layers, caught while a model runs; the run ends once all have been seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bp_convert.data import adapt
+from bp_convert.errors import DataError
+from bp_convert.graph.observe import Args, Kwargs
+
+Batch = tuple[Args, Kwargs]
+Batches = Sequence[Batch]
+
+
+class _Enough(Exception):  # noqa: N818 - a signal, not an error
+    """Everything that was asked for has been seen."""
+
+
+class Tap:
+    """Catches the first argument of each call of the named layers.
+
+    A layer may be called several times in a pass; it counts as seen with its last call, which
+    ``calls`` tells, so that the rest of the pass can be left out.
+    """
+
+    def __init__(self, model: nn.Module, names: Iterable[str], calls: dict[str, int] | None = None):
+        self.model = model
+        self.calls = calls
+        self.seen: dict[str, list[Any]] = {}
+        modules = dict(model.named_modules(remove_duplicate=False))
+        self.names = tuple(names)
+        self.handles = [
+            modules[name].register_forward_pre_hook(self._catch(name), with_kwargs=True)
+            for name in self.names
+        ]
+
+    def _catch(self, name: str) -> Any:
+        def hook(_: nn.Module, args: Args, kwargs: Kwargs) -> None:
+            first = args[0] if args else next(iter(kwargs.values()))
+            self.seen.setdefault(name, []).append(first)
+            if self.calls is not None and all(
+                len(self.seen.get(one, ())) >= self.calls[one] for one in self.names
+            ):
+                raise _Enough
+
+        return hook
+
+    @torch.no_grad()
+    def run(self, batch: Batch) -> dict[str, list[Any]]:
+        """Run the model on a batch in eval mode; return the inputs by layer.
+
+        Raises:
+            DataError: the model does not run on this data.
+        """
+        self.seen = {}
+        run_quietly(self.model, batch)
+        return self.seen
+
+    def __enter__(self) -> Tap:
+        self.training = [m for m in self.model.modules() if m.training]
+        self.model.eval()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+        for module in self.training:
+            module.training = True
+
+
+@torch.no_grad()
+def run_quietly(model: nn.Module, batch: Batch) -> Any:
+    """Run a model on a batch; None where a tap ended the pass.
+
+    Raises:
+        DataError: the model does not run on this data.
+    """
+    args, kwargs = adapt(model, *batch)
+    try:
+        return model(*args, **kwargs)
+    except _Enough:
+        return None
+    except Exception as problem:
+        words = str(problem).strip().splitlines() or [type(problem).__name__]
+        shapes = [tuple(x.shape) for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        raise DataError(
+            where=f"{type(model).__name__} on calibration data of shapes {shapes}",
+            found=f"{type(problem).__name__}: {words[0][:200]}",
+            allowed="data that the model runs on",
+            fix="give examples as the model takes them: the same sizes, types and tokenizer",
+        ) from problem
+
+
+def token_mask(batch: Batch) -> Tensor | None:
+    """Return which tokens of a batch count, where the model is told so."""
+    mask = batch[1].get("attention_mask")
+    return mask if isinstance(mask, Tensor) and mask.dim() == 2 else None

@@ -1,0 +1,8 @@
+"""Examples to calibrate on and to evaluate with, from files, folders, loaders and tensors."""
+
+from __future__ import annotations
+
+from bp_convert.data.examples import Examples, adapt
+from bp_convert.data.load import from_loader, from_tensors, load_examples
+
+__all__ = ["Examples", "adapt", "from_loader", "from_tensors", "load_examples"]

@@ -1,0 +1,80 @@
+"""What a caller asks of a source, and how it becomes Examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from bp_convert.data.examples import Batch, Examples, digest_of, rows_in
+from bp_convert.data.fit import fit_batch
+from bp_convert.data.loader import stream
+from bp_convert.data.rows import Part, Rows, empty, pick, used_up
+from bp_convert.errors import DataError
+from bp_convert.values.tensors import TensorSpec
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of ``load_examples`` that mean the same for every source."""
+
+    specs: Sequence[TensorSpec]
+    count: int
+    batch: int
+    seed: int
+    part: Part
+    held_out: int
+
+    def of_rows(self, rows: Rows, where: str, text: str, *, in_order: bool = False) -> Examples:
+        """Pick rows and read them."""
+        total = len(rows)
+        chosen = pick(
+            total,
+            count=self._at_least_one(where),
+            seed=self.seed,
+            part=self.part,
+            held_out=self.held_out,
+            where=where,
+        )
+        chosen = sorted(chosen) if in_order else chosen
+        batches = list(rows.read(chosen, self.batch))
+        return self._finish(batches, rows.labels(chosen), where, text, total)
+
+    def of_stream(self, items: Iterable[object], where: str, text: str) -> Examples:
+        """Take the next examples of an iterable."""
+        skip = self.held_out if self.part == "evaluate" else 0
+        count = self._at_least_one(where)
+        batches, labels, passed = stream(
+            items, self.specs, where, count=count, batch=self.batch, skip=skip
+        )
+        if not batches:
+            raise used_up(where, passed, skip) if passed else empty(where)
+        return self._finish(batches, labels, where, text, None)
+
+    def _finish(
+        self,
+        batches: Sequence[Batch],
+        labels: Tensor | None,
+        where: str,
+        text: str,
+        total: int | None,
+    ) -> Examples:
+        """Check the batches against the model and describe them."""
+        fitted = tuple(fit_batch(args, kwargs, self.specs, where) for args, kwargs in batches)
+        count = sum(rows_in(*one) for one in fitted)
+        words = f"{count:,} examples" if total is None else f"{count:,} of {total:,} examples"
+        fewer = f" ({self.count:,} asked for)" if count < self.count else ""
+        return Examples(
+            fitted, labels, count, f"{words} of {text}{fewer}", digest_of(fitted, labels)
+        )
+
+    def _at_least_one(self, where: str) -> int:
+        if min(self.count, self.batch) < 1 or self.held_out < 0:
+            raise DataError(
+                where=where,
+                found=f"count {self.count}, batch {self.batch}, held out {self.held_out}",
+                allowed="a count and a batch of at least 1, and 0 or more held out",
+                fix="ask for at least one example",
+            )
+        return self.count

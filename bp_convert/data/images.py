@@ -1,0 +1,191 @@
+"""Images: decoded, scaled to cover the model's input, cropped at the centre, normalised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from bp_convert.data.examples import Batch
+from bp_convert.data.rows import chunks
+from bp_convert.data.source import Source
+from bp_convert.errors import DataError
+from bp_convert.values.tensors import TensorSpec
+
+SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff"}) | {
+    ".webp"
+}
+# torchvision's normalisation of ImageNet, which its weights and most of timm's expect
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+OPTIONS = ("mean", "std")
+
+
+@dataclass(frozen=True)
+class Look:
+    """How an image becomes a tensor.
+
+    Attributes:
+        shape: channels (1 or 3), height, width.
+        mean: subtracted from values in [0, 1]; one a channel.
+        std: divides them then.
+        name: keyword of forward, or None for a positional argument.
+    """
+
+    shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    name: str | None = None
+
+    def tensor(self, image: Image.Image) -> Tensor:
+        """Return (C, H, W), float32: the image's centre, as large as fits."""
+        channels, height, width = self.shape
+        if "transparency" in image.info:
+            image = image.convert("RGBA")  # PIL warns where it goes to RGB at once
+        sixteen = image.mode.startswith("I")  # convert("L") would cut these off at 255
+        mode = "F" if sixteen else "L" if channels == 1 else "RGB"
+        image = ImageOps.exif_transpose(image).convert(mode)
+        image = ImageOps.fit(image, (width, height), method=Image.Resampling.BILINEAR)
+        values = torch.from_numpy(np.array(image, dtype=np.float32))
+        values = values / (65535 if sixteen else 255)
+        if values.dim() == 2:
+            values = values[..., None].expand(height, width, channels)  # (H, W) -> (H, W, C)
+        mean, std = torch.tensor(self.mean), torch.tensor(self.std)
+        return ((values - mean) / std).permute(2, 0, 1).contiguous()  # (H, W, C) -> (C, H, W)
+
+    def batch(self, images: Sequence[Tensor]) -> Batch:
+        """Stack images into one batch, (N, C, H, W)."""
+        stacked = torch.stack(list(images))
+        return ((stacked,), {}) if self.name is None else ((), {self.name: stacked})
+
+
+def look_for(source: Source, specs: Sequence[TensorSpec], first: Image.Image) -> Look:
+    """Decide how images become tensors.
+
+    Args:
+        source: its options ``mean`` and ``std`` replace the usual normalisation: ImageNet's for 3
+            channels, none for 1.
+        specs: the model's inputs; without any, the first image's own size and colours count.
+        first: an image of the source.
+
+    Raises:
+        DataError: the model takes no image, or the normalisation does not fit its channels.
+    """
+    if len(specs) > 1 or (specs and (len(specs[0].shape) != 3 or "float" not in specs[0].dtype)):
+        raise DataError(
+            where=source.where,
+            found="images",
+            allowed=f"what the model takes: {' and '.join(str(spec) for spec in specs)}",
+            fix="give the data as a .npz file with one array for each input",
+        )
+    grey = first.mode in {"1", "L", "LA", "F"} or first.mode.startswith("I")
+    own = (1 if grey else 3, first.height, first.width)
+    channels, height, width = specs[0].shape if specs else own
+    if channels not in {1, 3}:
+        raise DataError(
+            where=source.where,
+            found="images of 1 or 3 channels",
+            allowed=f"{channels} channels, as the model's input {specs[0]} has",
+            fix="give the data as a .npy array of that shape",
+        )
+    usual = IMAGENET if channels == 3 else ((0.0,), (1.0,))
+    mean, std = (source.numbers(key) or usual[i] for i, key in enumerate(OPTIONS))
+    for key, numbers in (("mean", mean), ("std", std)):
+        if len(numbers) not in {1, channels} or (key == "std" and min(numbers) <= 0):
+            raise DataError(
+                where=source.where,
+                found=f"{key}={','.join(str(n) for n in numbers)}",
+                allowed=f"one number or {channels}, and std above 0",
+                fix="give one number for each channel",
+            )
+    return Look((channels, height, width), mean, std, specs[0].name if specs else None)
+
+
+class ImageFolder:
+    """Image files, of which only the chosen ones are decoded.
+
+    Args:
+        source: a folder of images, or of class subfolders; classes are numbered in the order of
+            their names, empty ones included.
+        specs: the model's inputs.
+
+    Raises:
+        DataError: there is no image, or they lie both in the folder and below it, or deeper.
+    """
+
+    def __init__(self, source: Source, specs: Sequence[TensorSpec]) -> None:
+        source.admit(OPTIONS)
+        self._where = source.where
+        folder = source.path
+        self.classes = [one.name for one in _visible(folder) if one.is_dir()]
+        flat = _images(folder)
+        inside = [(file, i) for i, one in enumerate(self.classes) for file in _images(folder / one)]
+        if flat and inside:
+            raise _bad_folder(
+                self._where,
+                f"images both in it and in its subfolder {inside[0][0].parent.name}",
+                "move the one or the other away",
+            )
+        if not flat and not inside:
+            deep = next((file for file in folder.rglob("*") if _is_image(file)), None)
+            raise _bad_folder(
+                self._where,
+                "no image" if deep is None else f"images only deeper, such as {deep}",
+                "check the path" if deep is None else f"name the folder {deep.parents[1]}",
+            )
+        self._files = flat or [file for file, _ in inside]
+        self._labels = torch.tensor([i for _, i in inside]) if inside else None
+        self._look = look_for(source, specs, self._open(self._files[0]))
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def read(self, rows: Sequence[int], batch: int) -> Iterator[Batch]:
+        """Decode images in batches."""
+        for part in chunks(rows, batch):
+            yield self._look.batch(
+                [self._look.tensor(self._open(self._files[row])) for row in part]
+            )
+
+    def labels(self, rows: Sequence[int]) -> Tensor | None:
+        """Return the numbers of the images' classes, or None for a flat folder."""
+        return None if self._labels is None else self._labels[list(rows)]
+
+    def _open(self, path: Path) -> Image.Image:
+        try:
+            with Image.open(path) as image:
+                image.load()
+                return image
+        except Exception as problem:  # decoders raise of every kind, SyntaxError included
+            raise DataError(
+                where=f"{self._where}, {path}",
+                found=f"an image that cannot be read: {type(problem).__name__}: {problem}",
+                allowed="whole image files",
+                fix="mend or remove that file",
+            ) from problem
+
+
+def _visible(folder: Path) -> list[Path]:
+    return sorted(one for one in folder.iterdir() if not one.name.startswith("."))
+
+
+def _images(folder: Path) -> list[Path]:
+    return [one for one in _visible(folder) if _is_image(one)]
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and path.is_file()
+
+
+def _bad_folder(where: str, found: str, fix: str) -> DataError:
+    return DataError(
+        where=where,
+        found=found,
+        allowed=f"images ({', '.join(sorted(SUFFIXES))}) in the folder, or in one subfolder for "
+        "each class",
+        fix=fix,
+    )

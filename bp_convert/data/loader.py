@@ -1,0 +1,244 @@
+"""The user's own loaders: a DataLoader, a data set, any iterable, or a function that makes one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from bp_convert.data.columns import as_labels
+from bp_convert.data.examples import Batch, rows_in
+from bp_convert.data.fit import assign
+from bp_convert.data.rows import chunks
+from bp_convert.errors import DataError
+from bp_convert.graph.observe import Args, Kwargs
+from bp_convert.values.tensors import TensorSpec
+
+Item = tuple[Args, Kwargs, Tensor | None]
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed torch, numpy and random, and put them back: a loader that shuffles repeats itself."""
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+
+def is_item(value: object) -> bool:
+    """Tell whether a value is one item rather than many: a tensor, or a tuple or dict of some."""
+    if isinstance(value, Tensor | np.ndarray | Mapping):
+        return True
+    return isinstance(value, tuple) and all(isinstance(v, Tensor | np.ndarray) for v in value)
+
+
+def split_item(item: object, specs: Sequence[TensorSpec], where: str) -> Item:
+    """Split what a loader yields into forward's arguments and the label.
+
+    Args:
+        item: a tensor; a mapping by names; a tuple of the inputs, then the label if there is one.
+            Where nothing is known of the model, the second of two is a label if it is an integer
+            or a row of integers.
+        specs: inputs of the model.
+        where: the source, for errors.
+
+    Raises:
+        DataError: another type, or another number of inputs.
+    """
+    item = _tensor(item)
+    if isinstance(item, Tensor):
+        return name_inputs((item,), specs, None)
+    if isinstance(item, Mapping):
+        values = {str(key): _tensor(value) for key, value in item.items()}
+        inputs, key_of_label = assign(list(values), specs, where)
+        return (
+            tuple(values[key] for key, word in inputs.items() if word is None),
+            {word: values[key] for key, word in inputs.items() if word is not None},
+            None if key_of_label is None else torch.as_tensor(values[key_of_label]),
+        )
+    if not isinstance(item, Sequence) or isinstance(item, str) or not item:
+        raise DataError(
+            where=where,
+            found=f"an item of type {type(item).__name__}",
+            allowed="tensors, mappings of tensors, (input, label) pairs, or tuples of the inputs "
+            "with or without the label",
+            fix="let the loader yield what forward takes; images need transforms.ToTensor()",
+        )
+    parts = [_tensor(one) for one in item]
+    if len(parts) == 2 and isinstance(parts[0], Mapping):
+        args, kwargs, _ = split_item(parts[0], specs, where)
+        return args, kwargs, torch.as_tensor(parts[1])
+    count = len(specs) or (1 if len(parts) == 2 and _is_label(parts[1]) else len(parts))
+    has_label = len(parts) == count + 1
+    if len(parts) - has_label != count:
+        raise DataError(
+            where=where,
+            found=f"items of {len(parts)} parts",
+            allowed=f"{len(specs)} inputs ({' and '.join(str(s) for s in specs)}) and a label or "
+            "none",
+            fix="let the loader yield the inputs in the order of --input, then the label",
+        )
+    label = torch.as_tensor(parts.pop()) if has_label else None
+    return name_inputs(tuple(parts), specs, label)
+
+
+def name_inputs(values: Args, specs: Sequence[TensorSpec], label: Tensor | None) -> Item:
+    """Give inputs, in the order of the model's, the keywords of its forward."""
+    names = [spec.name for spec in specs] or [None] * len(values)
+    pairs = list(zip(names, values, strict=True)) if len(names) == len(values) else []
+    args = tuple(value for name, value in pairs if name is None)
+    kwargs = {name: value for name, value in pairs if name is not None}
+    return (args, kwargs, label) if pairs else (values, {}, label)
+
+
+def _tensor(value: Any) -> Any:
+    return torch.as_tensor(value) if isinstance(value, np.ndarray) else value
+
+
+def _is_label(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return value.dim() <= 1 and not value.is_floating_point()
+    return isinstance(value, int)
+
+
+class ItemRows:
+    """A data set whose items have numbers; each item is one example."""
+
+    def __init__(self, items: Any, specs: Sequence[TensorSpec], where: str) -> None:
+        self._items, self._specs, self._where = items, specs, where
+        self._found: dict[int, Tensor | None] = {}
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def read(self, rows: Sequence[int], batch: int) -> Iterator[Batch]:
+        """Fetch items and stack them."""
+        for part in chunks(rows, batch):
+            items = [split_item(self._items[row], self._specs, self._where) for row in part]
+            self._found.update((row, one[2]) for row, one in zip(part, items, strict=True))
+            args, kwargs, _ = _stacked(items, self._where)
+            yield args, kwargs
+
+    def labels(self, rows: Sequence[int]) -> Tensor | None:
+        """Return the labels of rows that were read before."""
+        found = [self._found[row] for row in rows]
+        return _joined([None if one is None else one[None] for one in found])
+
+
+def stream(
+    items: Iterable[object],
+    specs: Sequence[TensorSpec],
+    where: str,
+    *,
+    count: int,
+    batch: int,
+    skip: int,
+) -> tuple[list[Batch], Tensor | None, int]:
+    """Take ``count`` examples of an iterable after the first ``skip``, and stop there.
+
+    Items are batches, or single examples where they have the shape of one.
+
+    Returns:
+        Batches, labels, and how many examples were passed over.
+    """
+    batches: list[Batch] = []
+    labels: list[Tensor | None] = []
+    passed = taken = 0
+    for args, kwargs, label in _batched(items, specs, where, batch):
+        rows = rows_in(args, kwargs)
+        start = min(rows, skip - passed)
+        stop = min(rows, start + count - taken)
+        passed += start
+        if stop > start:
+            batches.append(
+                (
+                    tuple(one[start:stop] for one in args),
+                    {key: one[start:stop] for key, one in kwargs.items()},
+                )
+            )
+            labels.append(None if label is None else label[start:stop])
+            taken += stop - start
+        if taken >= count:
+            break
+    return batches, _joined(labels), passed
+
+
+def _batched(
+    items: Iterable[object], specs: Sequence[TensorSpec], where: str, batch: int
+) -> Iterator[Item]:
+    waiting: list[Item] = []
+    for item in items:
+        split = split_item(item, specs, where)
+        if is_single(split, specs):
+            waiting.append(split)
+            if len(waiting) == batch:
+                yield _stacked(waiting, where)
+                waiting = []
+            continue
+        args, kwargs, label = split
+        tensors = [*args, *kwargs.values(), *([] if label is None else [label])]
+        if not all(isinstance(one, Tensor) and one.dim() for one in tensors) or not tensors:
+            kinds = ", ".join(type(one).__name__ for one in tensors)
+            raise _uneven(where, f"a batch of {kinds or 'nothing'}")
+        if len({len(one) for one in tensors}) > 1:
+            raise _uneven(where, f"tensors of {', '.join(str(len(one)) for one in tensors)} rows")
+        for start in range(0, len(tensors[0]), batch):
+            cut = slice(start, start + batch)
+            yield (
+                tuple(one[cut] for one in args),
+                {key: one[cut] for key, one in kwargs.items()},
+                None if label is None else label[cut],
+            )
+    if waiting:
+        yield _stacked(waiting, where)
+
+
+def is_single(item: Item, specs: Sequence[TensorSpec]) -> bool:
+    """Tell whether an item has the axes of one example; without specs it is taken for a batch."""
+    if not specs:
+        return False
+    spec = specs[0]
+    first = item[1].get(spec.name) if spec.name is not None else next(iter(item[0]), None)
+    return isinstance(first, Tensor) and first.dim() == len(spec.shape)
+
+
+def _stacked(items: Sequence[Item], where: str) -> Item:
+    try:
+        args = tuple(torch.stack(column) for column in zip(*(i[0] for i in items), strict=True))
+        kwargs = {key: torch.stack([i[1][key] for i in items]) for key in items[0][1]}
+    except (RuntimeError, TypeError, KeyError, ValueError) as problem:
+        raise _uneven(where, f"examples that cannot be stacked: {problem}") from problem
+    return args, kwargs, _joined([None if i[2] is None else i[2][None] for i in items])
+
+
+def _joined(labels: Sequence[Tensor | None]) -> Tensor | None:
+    present = [one for one in labels if one is not None]
+    return as_labels(torch.cat(present)) if present and len(present) == len(labels) else None
+
+
+def _uneven(where: str, found: str) -> DataError:
+    return DataError(
+        where=where,
+        found=found,
+        allowed="tensors of one shape, with the same number of examples in each",
+        fix="pad or resize the examples in the loader, or let it yield batches",
+    )
+
+
+def is_stream(value: object) -> bool:
+    """Tell whether a value can only be read from its start."""
+    indexed = hasattr(value, "__getitem__") and hasattr(value, "__len__")
+    return isinstance(value, DataLoader | IterableDataset) or not indexed

@@ -1,0 +1,120 @@
+"""torchvision's data sets by name, from files that are there already."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision import datasets
+
+from bp_convert.data import images
+from bp_convert.data.examples import Batch
+from bp_convert.data.rows import Part, chunks
+from bp_convert.data.source import Source
+from bp_convert.errors import DataError
+from bp_convert.values.tensors import TensorSpec
+
+ROOT = "data"
+_OTHER_FORMS = {"DatasetFolder", "ImageFolder", "VisionDataset"}  # these have no name of their own
+
+
+def names() -> list[str]:
+    """Return the names of torchvision's data sets that read files below a root folder."""
+    return [
+        name
+        for name in datasets.__all__
+        if name not in _OTHER_FORMS and "root" in _parameters(getattr(datasets, name))
+    ]
+
+
+def _parameters(kind: Any) -> list[str]:
+    return list(inspect.signature(kind).parameters)
+
+
+class VisionSet:
+    """A torchvision data set of images; nothing is downloaded.
+
+    Args:
+        source: its name, with the options ``root`` (the folder that its files lie in, by default
+            ``data``), ``mean`` and ``std``.
+        specs: the model's inputs.
+        part: calibration reads the training split, evaluation the test split, or the one for
+            validation where there is no other.
+
+    Attributes:
+        split: words for the split that is read, empty where the set has none.
+
+    Raises:
+        DataError: the files are not there, or the set is not one of images.
+    """
+
+    def __init__(self, source: Source, specs: Sequence[TensorSpec], part: Part) -> None:
+        source.admit(("root", *images.OPTIONS))
+        self._where = source.where
+        root = Path(source.options.get("root", ROOT)).expanduser()
+        kind: Any = getattr(datasets, source.name)
+        options: dict[str, Any] = {"download": False} if "download" in _parameters(kind) else {}
+        if source.name in {"EMNIST", "QMNIST", "PhotoTour"}:  # their split is another thing
+            raise self._bad("a data set with options of its own", "give it as FILE.py:LOADER")
+        self.split = ""
+        tries: list[dict[str, Any]] = [{}]
+        if "train" in _parameters(kind):
+            self.split, tries = part, [{"train": part == "calibrate"}]
+        elif "split" in _parameters(kind):
+            words = ["train"] if part == "calibrate" else ["test", "val", "valid"]
+            self.split, tries = part, [{"split": word} for word in words]
+        for attempt in tries:
+            try:
+                self._data: Any = kind(root, **options, **attempt)
+                break
+            except Exception as problem:  # each set has its own way to say that files are missing
+                if isinstance(problem, ValueError) and attempt is not tries[-1]:
+                    continue
+                raise self._missing(kind, source.name, root, problem) from problem
+        self._look = images.look_for(source, specs, self._image(0))
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def read(self, rows: Sequence[int], batch: int) -> Iterator[Batch]:
+        """Decode images in batches."""
+        for part in chunks(rows, batch):
+            yield self._look.batch([self._look.tensor(self._image(row)) for row in part])
+
+    def labels(self, rows: Sequence[int]) -> Tensor | None:
+        """Return class numbers, or None where the set has no classes."""
+        known = getattr(self._data, "targets", None)
+        if known is None or len(known) != len(self._data):
+            known = getattr(self._data, "_labels", None)  # where newer sets keep them
+        found = [known[row] if known is not None else self._data[row][1] for row in rows]
+        try:
+            return torch.tensor([int(one) for one in found])
+        except (TypeError, ValueError):
+            return None
+
+    def _image(self, row: int) -> Image.Image:
+        image = self._data[row][0]
+        if not isinstance(image, Image.Image):
+            raise self._bad(f"a {type(image).__name__} as example", "give it as FILE.py:LOADER")
+        return image
+
+    def _bad(self, found: str, fix: str) -> DataError:
+        return DataError(where=self._where, found=found, allowed="a data set of images", fix=fix)
+
+    def _missing(self, kind: Any, name: str, root: Path, problem: Exception) -> DataError:
+        inside = getattr(kind, "base_folder", None)
+        if issubclass(kind, datasets.MNIST):
+            inside = f"{name}/raw"
+        home = root / inside if isinstance(inside, str) else root
+        text = str(problem).splitlines() or ["no message"]
+        return DataError(
+            where=self._where,
+            found=f"torchvision cannot read it: {type(problem).__name__}: {text[0]}",
+            allowed=f"its files, unpacked, in {home}; nothing is downloaded",
+            fix=f"put them there, or name the folder: {name}?root=FOLDER",
+        )

@@ -1,0 +1,253 @@
+"""The metrics: each adds up batches and gives one number."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bp_convert.data.code import is_code, load_object
+from bp_convert.errors import DataError
+from bp_convert.evaluation.custom import custom
+from bp_convert.evaluation.outputs import Seen, unusable
+
+METRICS = "accuracy, topK (such as top5), perplexity, cosine, error or FILE.py:METRIC"
+
+
+class Meter(Protocol):
+    """Adds up one metric over batches.
+
+    Attributes:
+        higher_is_better: whether a larger number is a better model.
+        compares: whether batches must come with the source's outputs.
+    """
+
+    higher_is_better: bool
+    compares: bool
+
+    def update(self, seen: Seen) -> None:
+        """Take a batch into account."""
+        ...
+
+    def compute(self) -> float:
+        """Return the metric over all batches."""
+        ...
+
+
+def meter_factory(metric: str) -> Callable[[], Meter]:
+    """Return what makes a fresh meter of a metric.
+
+    Raises:
+        DataError: the metric is unknown, or its file cannot be used.
+    """
+    if is_code(metric):
+        found = load_object(metric, f"--metric {metric}")
+        return partial(custom, found, metric)
+    top = re.fullmatch(r"top([1-9]\d*)", metric)
+    if metric == "accuracy" or top:
+        return partial(Accuracy, int(top[1]) if top else 1)
+    simple: dict[str, Callable[[], Meter]] = {
+        "perplexity": Perplexity,
+        "cosine": Cosine,
+        "error": Error,
+    }
+    if metric not in simple:
+        raise DataError(
+            where=f"--metric {metric}",
+            found="no metric of that name",
+            allowed=METRICS,
+            fix="choose one of these",
+        )
+    return simple[metric]
+
+
+class Accuracy:
+    """Share of examples whose label is among the ``k`` largest of their outputs (N, classes)."""
+
+    higher_is_better = True
+    compares = False
+
+    def __init__(self, k: int) -> None:
+        self._k = k
+        self._metric: Any = None
+        self._count = 0
+
+    def update(self, seen: Seen) -> None:
+        """Count hits."""
+        outputs, labels = seen.outputs, seen.labels
+        if labels is None or labels.dim() != 1 or labels.is_floating_point():
+            raise unusable(
+                "no labels"
+                if labels is None
+                else f"labels of shape (N{''.join(f', {n}' for n in labels.shape[1:])}), "
+                f"{str(labels.dtype).removeprefix('torch.')}",
+                "one class number for each example",
+                "give data with labels, or take --metric cosine, which needs none",
+            )
+        if outputs.dim() != 2 or outputs.shape[1] < max(2, self._k):
+            raise unusable(
+                f"outputs of shape {tuple(outputs.shape)}",
+                f"(N, classes) with at least {max(2, self._k)} classes",
+                "take --metric cosine or error, which fit any output",
+            )
+        width = outputs.shape[1]
+        bad = labels[(labels < 0) | (labels >= width)]
+        if len(bad):
+            raise unusable(
+                f"the label {int(bad[0])}",
+                f"0 to {width - 1}, as many classes as the model puts out",
+                "number the classes as in training; class folders count in the order of names",
+            )
+        if self._metric is None:
+            # Here, because it takes seconds to import
+            from torchmetrics.classification import MulticlassAccuracy
+
+            self._metric = MulticlassAccuracy(width, top_k=self._k, average="micro")
+        self._metric.update(outputs.float(), labels)
+        self._count += len(labels)
+
+    def compute(self) -> float:
+        """Return the share of hits."""
+        hits = round(float(self._metric.compute()) * self._count)  # it divides in float32
+        return hits / self._count
+
+
+class Perplexity:
+    """exp of the mean negative log-likelihood of each token after the first.
+
+    Not torchmetrics' own: that takes the logarithm of float32 probabilities, which are 0 where a
+    logit lies 104 below the largest, and then is infinite.
+    """
+
+    higher_is_better = False
+    compares = False
+
+    def __init__(self) -> None:
+        self._sum, self._count = 0.0, 0
+
+    def update(self, seen: Seen) -> None:
+        """Compare outputs (N, T, V) with the input ids (N, T) one step on; padding is left out."""
+        outputs, ids = seen.outputs, _ids(seen)
+        if ids is None or outputs.dim() != 3 or outputs.shape[:2] != ids.shape:
+            raise unusable(
+                f"outputs of shape {tuple(outputs.shape)}"
+                + (" and no token ids" if ids is None else f" for ids {tuple(ids.shape)}"),
+                "outputs (N, T, vocabulary) for ids (N, T)",
+                "perplexity is for language models; take --metric cosine for others",
+            )
+        if int(ids.max()) >= outputs.shape[2]:
+            raise unusable(
+                f"ids up to {int(ids.max())}",
+                f"0 to {outputs.shape[2] - 1}, as many words as the model puts out",
+                "take the tokenizer that the model was trained with",
+            )
+        counts = torch.ones_like(ids[:, 1:], dtype=torch.bool)
+        if seen.mask is not None:
+            counts = seen.mask[:, 1:] & seen.mask[:, :-1]
+        logits = outputs[:, :-1][counts].float()  # (tokens, V)
+        losses = F.cross_entropy(logits, ids[:, 1:][counts].long(), reduction="none")
+        self._sum += float(losses.double().sum())
+        self._count += losses.numel()
+
+    def compute(self) -> float:
+        """Return the perplexity; infinite where it is above what a float64 holds."""
+        if self._count == 0:
+            raise unusable(
+                "no token after a first one", "texts of two tokens or more", "give longer texts"
+            )
+        mean = self._sum / self._count
+        return math.exp(mean) if mean < 709 else math.inf
+
+
+def _ids(seen: Seen) -> Tensor | None:
+    """Return the token ids among the inputs: the first that are integers (N, T)."""
+    named = {"input_ids": seen.kwargs.get("input_ids"), **seen.kwargs}
+    named.pop("attention_mask", None)
+    for one in [*named.values(), *seen.args]:
+        if isinstance(one, Tensor) and one.dim() == 2 and not one.is_floating_point():
+            return one
+    return None
+
+
+class Cosine:
+    """Mean over examples of the cosine between the outputs and the source's.
+
+    Outputs (N, T, D) with a mask (N, T) are averaged over their tokens first; others are
+    flattened.
+    """
+
+    higher_is_better = True
+    compares = True
+
+    def __init__(self) -> None:
+        self._sum, self._count = 0.0, 0
+
+    def update(self, seen: Seen) -> None:
+        """Add the cosines of a batch."""
+        mine, reference = _pair(seen)
+        if seen.mask is not None and mine.dim() == 3 and mine.shape[:2] == seen.mask.shape:
+            weight = seen.mask[..., None].double()
+            # Sums do for means: a cosine ignores length
+            mine, reference = (mine * weight).sum(1), (reference * weight).sum(1)
+        mine, reference = mine.flatten(1), reference.flatten(1)
+        if mine.shape[1] < 2:
+            raise unusable(
+                "one number for each example",
+                "outputs of two numbers or more, which have a direction",
+                "take --metric error",
+            )
+        self._sum += float(F.cosine_similarity(mine, reference, dim=1).sum())
+        self._count += len(mine)
+
+    def compute(self) -> float:
+        """Return the mean."""
+        return self._sum / self._count
+
+
+class Error:
+    """Frobenius norm of the difference to the source's outputs, relative to theirs.
+
+    Where there is a mask (N, T) for outputs (N, T, ...), padding is left out.
+    """
+
+    higher_is_better = False
+    compares = True
+
+    def __init__(self) -> None:
+        self._difference = self._norm = 0.0
+
+    def update(self, seen: Seen) -> None:
+        """Add the squares of a batch."""
+        mine, reference = _pair(seen)
+        if seen.mask is not None and mine.dim() > 2 and mine.shape[:2] == seen.mask.shape:
+            mine, reference = mine[seen.mask], reference[seen.mask]
+        self._difference += float((mine - reference).square().sum())
+        self._norm += float(reference.square().sum())
+
+    def compute(self) -> float:
+        """Return the relative error."""
+        if self._norm == 0:
+            raise unusable(
+                "a source whose outputs are all zero",
+                "outputs to compare with",
+                "take another metric, or other examples",
+            )
+        return math.sqrt(self._difference / self._norm)
+
+
+def _pair(seen: Seen) -> tuple[Tensor, Tensor]:
+    """Return outputs and the source's in float64."""
+    reference = seen.reference
+    if reference is None or reference.shape != seen.outputs.shape:
+        raise unusable(
+            f"outputs of shape {tuple(seen.outputs.shape)}",
+            f"the source's, {None if reference is None else tuple(reference.shape)}",
+            "compare models of one task",
+        )
+    return seen.outputs.double(), reference.double()

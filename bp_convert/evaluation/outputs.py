@@ -1,0 +1,106 @@
+"""What a model puts out on a batch, and the tensor of it that counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bp_convert.data import adapt
+from bp_convert.data.examples import rows_in
+from bp_convert.errors import DataError
+from bp_convert.graph.observe import Args, Kwargs, quiet_forward, run, tensors_in
+
+
+def forward(model: nn.Module, args: Args, kwargs: Kwargs) -> Any:
+    """Run a model on a copy of a batch, in eval mode and without gradients; it stays as it is.
+
+    Raises:
+        TraceError: it does not run on the batch.
+    """
+    with _evaluating(model), torch.no_grad(), quiet_forward():
+        there = adapt(model, args, kwargs)
+        return run(model, *there)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+def main_output(raw: Any, rows: int) -> Tensor:
+    """Return the tensor that counts: logits, else last_hidden_state, else the first floating one.
+
+    Args:
+        raw: what the model returned.
+        rows: examples in the batch.
+
+    Returns:
+        (rows, ...), on the CPU.
+
+    Raises:
+        DataError: there is none, its first axis is not the batch, or it holds NaN.
+    """
+    found: Tensor | None = None
+    for name in ("logits", "last_hidden_state"):
+        value = raw.get(name) if isinstance(raw, Mapping) else getattr(raw, name, None)
+        if isinstance(value, Tensor):
+            found = value
+            break
+    if found is None:
+        found = next((one for one in tensors_in(raw) if one.is_floating_point()), None)
+    if found is None:
+        problem = f"a {type(raw).__name__} without floating-point numbers"
+    elif found.dim() == 0 or found.shape[0] != rows:
+        problem = f"outputs of shape {tuple(found.shape)} for {rows} examples"
+    elif bool(torch.isnan(found).any()):
+        problem = "outputs that are NaN"
+    else:
+        return found.detach().cpu()
+    raise unusable(
+        problem,
+        "floating-point outputs with the examples on their first axis",
+        "look at what the model's forward returns on these examples",
+    )
+
+
+class Seen:
+    """One batch as a metric sees it.
+
+    Attributes:
+        raw: what the model returned.
+        outputs: (N, ...), the tensor of ``raw`` that counts.
+        args: positional inputs.
+        kwargs: keyword inputs.
+        labels: labels of the batch, or None.
+        reference: the source's outputs, where the metric compares with them.
+        mask: (N, T) booleans, which tokens count; None where nothing tells.
+    """
+
+    def __init__(
+        self,
+        raw: Any,
+        args: Args,
+        kwargs: Kwargs,
+        labels: Tensor | None = None,
+        reference: Tensor | None = None,
+    ) -> None:
+        self.raw, self.args, self.kwargs = raw, args, kwargs
+        self.labels, self.reference = labels, reference
+        self.outputs = main_output(raw, rows_in(args, kwargs))
+        mask = kwargs.get("attention_mask")
+        self.mask = mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
+
+
+def unusable(found: str, allowed: str, fix: str) -> DataError:
+    """Return the error of outputs or labels that a metric cannot use."""
+    return DataError(where="evaluation", found=found, allowed=allowed, fix=fix)

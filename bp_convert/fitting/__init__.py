@@ -1,0 +1,7 @@
+"""Factors fitted to what the layers see, layer after layer, without labels or gradients."""
+
+from __future__ import annotations
+
+from bp_convert.fitting.sequence import fit_to_data
+
+__all__ = ["fit_to_data"]

@@ -1,0 +1,168 @@
+"""Layer after layer: each reproduces the source's output from the inputs it now gets.
+
+Layers before it are converted already, so what reaches a layer differs from what its trained
+weight W expects. With x the source's input and x' the converted model's, the factors minimise
+``E |W x - W' x'|^2``, which is ``tr((T - W') C' (T - W')^T)`` and a constant, with C' the moment of
+x' and ``T = W E[x x'^T] C'^-1`` (in the manner of ThiNet, Luo, Wu and Lin, ICCV 2017, and of GPTQ,
+Frantar et al., ICLR 2023, section 3; here for Kronecker sums). Means go into the bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bp_convert.calibration.gather import (
+    Gatherer,
+    Moments,
+    Order,
+    batch_size,
+    centred_sites,
+    order_of,
+)
+from bp_convert.calibration.moments import Moment
+from bp_convert.calibration.tap import Batches, Tap, token_mask
+from bp_convert.fitting.norms import settle_norms
+from bp_convert.graph.walk import Site, walk
+from bp_convert.kinds import Spread
+from bp_convert.kron.columns import Columns
+from bp_convert.kron.fit import fit_in_metric, natural
+from bp_convert.kron.metric import Full, Metric
+from bp_convert.search.curves import widened
+from bp_convert.values.factors import FactorSpec
+from bp_convert.values.plan import Plan
+
+Progress = Callable[[str, int, int], None]
+STAGES = 24  # passes over the data: layers that follow each other share one where there are more
+SWEEPS = 30
+SHRINK = 1e-3  # how firmly the target is held to W where the data does not say
+
+
+@torch.no_grad()
+def fit_to_data(
+    source: nn.Module,
+    converted: nn.Module,
+    plan: Plan,
+    batches: Batches,
+    progress: Progress | None = None,
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Fit the factors of every replaced layer of ``converted``, in place.
+
+    Args:
+        source: the model that was converted; it is run and left as it is.
+        converted: its conversion by ``plan``, whose factors are overwritten.
+        batches: (args, kwargs) of forward; labels are not needed.
+
+    Returns:
+        The relative error of each fitted layer's output, and for each layer that no data reached,
+        the reason; those keep the factors that they have.
+
+    Raises:
+        DataError: the model does not run on the data.
+    """
+    sites = {site.name: site for site in walk(source)}
+    wanted = [sites[layer.name] for layer in plan.converted]
+    if not wanted:
+        return {}, {}
+    order = order_of(source, wanted, batches)
+    stages = _stages(order)
+    errors: dict[str, float] = {}
+    for number, names in enumerate(stages):
+        if progress is not None:
+            progress(f"fitting {names[0]}", number, len(stages))
+        stage = [sites[name] for name in names]
+        centred = centred_sites(stage, order)
+        moments = _compared(source, converted, stage, order, batches)
+        for site in stage:
+            errors[site.name] = _fit(site, converted, moments, site.name in centred)
+    settle_norms(source, converted, batches)
+    if progress is not None:
+        progress("fitted", len(stages), len(stages))
+    missed = {
+        site.name: "the calibration data never reached it"
+        for site in wanted
+        if site.name not in errors
+    }
+    return errors, missed
+
+
+def _stages(order: Order) -> list[list[str]]:
+    """Return groups of layers that are fitted from one pass: those that read one tensor, and
+    neighbours where there would be too many passes."""
+    groups = order.together
+    if len(groups) <= STAGES:
+        return groups
+    edges = [round(i * len(groups) / STAGES) for i in range(STAGES + 1)]
+    return [[name for group in groups[a:b] for name in group] for a, b in pairwise(edges)]
+
+
+def _compared(
+    source: nn.Module,
+    converted: nn.Module,
+    stage: Sequence[Site],
+    order: Order,
+    batches: Batches,
+) -> Moments:
+    """Gather the moments of what the stage's layers get, beside what they got in the source."""
+    gatherer = Gatherer(stage, order, sum(map(batch_size, batches)), cross=True)
+    names = [site.name for site in stage]
+    calls = {name: order.calls[name] for name in names}
+    with Tap(source, names, calls) as one, Tap(converted, names, calls) as two:
+        for number, batch in enumerate(batches):
+            before, after = one.run(batch), two.run(batch)
+            gatherer.add(after, number, batch_size(batch), token_mask(batch), before)
+    return gatherer.result()
+
+
+def _fit(site: Site, converted: nn.Module, moments: Moments, centred: bool) -> float:
+    """Fit every matrix of one layer; return the relative error of its output."""
+    twin = converted.get_submodule(site.name)
+    kind = site.kind
+    choices = kind.choices(site.module, kind.widths(site.module))
+    kind.rest(site.module, twin, Spread())
+    gap = total = 0.0
+    for role, matrices in kind.matrices(site.module, Spread()).items():
+        found = moments[site.name, role]
+        metrics = {id(moment): moment.metric() for moment in found}
+        spec = _spec(twin, role)
+        columns = Columns.of(spec, choices[role].kernel)
+        for index, matrix in enumerate(matrices):
+            moment = found[index * len(found) // len(matrices)]
+            metric = metrics[id(moment)]
+            weight = matrix.detach().float()
+            target = _target(weight, moment, metric)
+            near = fit_in_metric(
+                widened(target, spec), spec, columns, metric, sweeps=SWEEPS, name=site.name
+            )
+            kind.place(twin, role, index, near.w1, near.w2)
+            fitted = natural(near.w1, near.w2, columns)[:, : weight.shape[1]]
+            if centred and not kind.lookup:
+                before, after = moment.other_mean.float(), moment.mean.float()
+                kind.shift(twin, role, index, weight @ before - fitted @ after)
+            lost, size = moment.error(weight, fitted)
+            gap, total = gap + lost, total + size
+    return (gap / total) ** 0.5 if total else 0.0
+
+
+def _spec(twin: nn.Module, role: str) -> FactorSpec:
+    held: Any = twin.factors
+    found: FactorSpec = held[role] if isinstance(held, Mapping) else held
+    return found
+
+
+def _target(weight: Tensor, moment: Moment, metric: Metric) -> Tensor:
+    """Return ``T = W E[x x'^T] C'^-1``, held to W by a ridge; W where no moments tell."""
+    across = moment.across()
+    if across is None or not isinstance(metric, Full):
+        return weight
+    ridge = SHRINK * float(metric.matrix.diagonal().mean())
+    right = weight.double() @ across + ridge * weight.double()  # (K, D)
+    lower = torch.linalg.cholesky_ex(metric.matrix.double())
+    if int(lower.info):
+        return weight
+    solved = torch.cholesky_solve(right.t(), lower.L).t()
+    return solved.float()

@@ -1,0 +1,146 @@
+"""The rows that a layer's weight multiplies: what its inputs look like from the weight's side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+
+
+@dataclass(frozen=True)
+class Pick:
+    """Which rows of a call are looked at.
+
+    Attributes:
+        limit: rows to take at most; the choice is random and the same for equal seeds.
+        seed: of that choice.
+        mask: (N, T) of which tokens count; None where all do.
+    """
+
+    limit: int
+    seed: int = 0
+    mask: Tensor | None = None
+
+    def some(self, count: int, limit: int | None = None) -> Tensor | None:
+        """Return indices of at most ``limit`` of ``count`` things; None for all of them."""
+        limit = self.limit if limit is None else limit
+        if count <= limit:
+            return None
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.randperm(count, generator=generator)[:limit].sort().values
+
+
+def linear_rows(x: Tensor, pick: Pick) -> Tensor:
+    """Return rows (n, D) of inputs (..., D), without those of padding tokens."""
+    rows = x.reshape(-1, x.shape[-1])
+    if pick.mask is not None and x.shape[:-1] == pick.mask.shape:
+        rows = rows[pick.mask.reshape(-1).to(x.device, torch.bool)]
+    chosen = pick.some(len(rows))
+    return rows if chosen is None else rows[chosen.to(rows.device)]
+
+
+def index_rows(x: Tensor, pick: Pick) -> Tensor:
+    """Return the indices (n,) that are looked up, without those of padding tokens."""
+    if pick.mask is not None and x.shape == pick.mask.shape:
+        return x[pick.mask.to(x.device, torch.bool)]
+    return x.reshape(-1)
+
+
+def conv_rows(module: Any, x: Tensor, pick: Pick) -> Tensor:
+    """Return patches (n, C * places) of inputs (N, C, *size) or (C, *size).
+
+    Only the patches that are picked are ever laid out.
+    """
+    axes = len(module.kernel_size)
+    if x.dim() == axes + 1:
+        x = x.unsqueeze(0)
+    x = _padded(module, x)
+    sizes = [
+        (n - d * (k - 1) - 1) // s + 1
+        for n, k, s, d in zip(
+            x.shape[2:], module.kernel_size, module.stride, module.dilation, strict=True
+        )
+    ]
+    chosen = pick.some(prod(sizes), max(1, pick.limit // max(1, len(x))))
+    flat = torch.arange(prod(sizes)) if chosen is None else chosen
+    where = torch.unravel_index(flat, sizes)
+    index: list[Any] = [slice(None), slice(None)]
+    for axis, (at, k, s, d) in enumerate(
+        zip(where, module.kernel_size, module.stride, module.dilation, strict=True)
+    ):
+        shape = [len(flat)] + [1] * axes
+        shape[axis + 1] = k
+        reach = at[:, None] * s + torch.arange(k) * d  # (P, k)
+        index.append(reach.view(shape).to(x.device))
+    patches = x[tuple(index)]  # (N, C, P, *kernel)
+    return patches.transpose(1, 2).reshape(len(x) * len(flat), -1)
+
+
+def _padded(module: Any, x: Tensor) -> Tensor:
+    """Put a convolution's padding onto its input."""
+    if module.padding == "valid":
+        return x
+    if isinstance(module.padding, str):
+        totals = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+        sides = [(total // 2, total - total // 2) for total in totals]
+    else:
+        sides = [(side, side) for side in module.padding]
+    flat = [side for pair in reversed(sides) for side in pair]
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    return F.pad(x, flat, mode=mode) if any(flat) else x
+
+
+@torch.no_grad()
+def lstm_rows(module: nn.LSTM, x: Tensor | PackedSequence, pick: Pick) -> dict[str, list[Tensor]]:
+    """Return what the input and recurrent weights of each layer see over time, by role; the rows
+    of the reverse direction come second."""
+    x, mask = _unpacked(module, x)  # (T, N, I), (T, N)
+    found: dict[str, list[Tensor]] = {}
+    for layer in range(module.num_layers):
+        sides = []
+        for side in ("", "_reverse") if module.bidirectional else ("",):
+            y = _one_direction(module, f"l{layer}{side}", x)
+            before = torch.zeros_like(y)  # the state that each step starts from
+            if side:
+                before[:-1] = y[1:]
+            else:
+                before[1:] = y[:-1]
+            found.setdefault(f"ih_l{layer}", []).append(_some(x, mask, pick))
+            found.setdefault(f"hh_l{layer}", []).append(_some(before, mask, pick))
+            sides.append(y)
+        x = torch.cat(sides, -1)
+    return found
+
+
+def _unpacked(module: nn.LSTM, x: Tensor | PackedSequence) -> tuple[Tensor, Tensor]:
+    if isinstance(x, PackedSequence):
+        x, lengths = pad_packed_sequence(x)
+        steps = torch.arange(len(x))[:, None]
+        return x, (steps < lengths[None]).to(x.device)
+    if x.dim() == 2:
+        x = x.unsqueeze(1)
+    elif module.batch_first:
+        x = x.transpose(0, 1)
+    return x, torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+
+
+def _one_direction(module: nn.LSTM, suffix: str, x: Tensor) -> Tensor:
+    """Run one layer in one direction over (T, N, D)."""
+    one = nn.LSTM(x.shape[-1], module.hidden_size, bias=module.bias, device=x.device, dtype=x.dtype)
+    for name in dict(one.named_parameters()):
+        own = name.removesuffix("_l0")
+        setattr(one, name, nn.Parameter(getattr(module, f"{own}_{suffix}").detach()))
+    reverse = suffix.endswith("_reverse")
+    y: Tensor = one(x.flip(0) if reverse else x)[0]
+    return y.flip(0) if reverse else y
+
+
+def _some(x: Tensor, mask: Tensor, pick: Pick) -> Tensor:
+    rows = x[mask]
+    chosen = pick.some(len(rows))
+    return rows if chosen is None else rows[chosen.to(rows.device)]

@@ -1,0 +1,186 @@
+"""Kronecker sums fitted in a metric: closed form where there is one, alternation elsewhere."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bp_convert.kron.columns import Columns
+from bp_convert.kron.metric import Diagonal, Full, Metric
+from bp_convert.kron.nearest import KroneckerFit, nearest_kronecker_sum
+from bp_convert.kron.spectrum import whitened
+from bp_convert.values.factors import FactorSpec
+
+SWEEPS = 12
+SETTLED = 3e-3  # gain of a sweep, relative to the error that is left, at which it stops
+MAX_WORK = 6e9  # multiply-adds of a half sweep's normal equations, above which there is none
+MAX_SIDE = 3000  # unknowns of one system of normal equations
+TIKHONOV = 1e-9  # of the mean diagonal, so that terms that repeat each other do not run away
+
+
+def fit_in_metric(
+    weight: Tensor,
+    spec: FactorSpec,
+    columns: Columns,
+    metric: Metric,
+    *,
+    sweeps: int = SWEEPS,
+    name: str = "weight",
+) -> KroneckerFit:
+    """Return factors of ``spec`` that minimise ``tr((W - W') C (W - W')^T)``.
+
+    Low-rank terms have a closed form. Kronecker terms start from the nearest sum in the nearest
+    Kronecker product of the metric, where the problem keeps its form, and alternate least squares
+    in the whole metric from there, as long as its normal equations are affordable.
+
+    Args:
+        weight: (K, D), columns as (channel, kernel place).
+        columns: how the columns are shared between the factors.
+
+    Returns:
+        The factors, and the error relative to ``tr(W C W^T)``, rooted.
+    """
+    weight = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+    if low_rank(spec):
+        near = nearest_kronecker_sum(metric.root(weight), spec.out, spec.inp, spec.rank, name=name)
+        w1 = near.w1  # (R, K, 1)
+        w2 = metric.unroot(near.w2.squeeze(2)).unsqueeze(2)  # (R, D, 1)
+    else:
+        w1, w2 = _nearest(weight, spec, columns, metric, name)
+        if sweeps and affordable(spec, metric):
+            w1, w2 = _alternate(weight, spec, columns, metric, w1, w2, sweeps)
+    total = metric.energy(weight)
+    gap = metric.energy(weight - natural(w1, w2, columns))
+    return KroneckerFit(w1, w2, (gap / total) ** 0.5 if total else 0.0)
+
+
+def low_rank(spec: FactorSpec) -> bool:
+    """Return whether the terms are outer products of a column and a row."""
+    return spec.out[1] == 1 and spec.inp[0] == 1
+
+
+def affordable(spec: FactorSpec, metric: Metric) -> bool:
+    """Return whether the normal equations of the metric can be set up and solved."""
+    (d1, d2), rank = spec.inp, spec.rank
+    if isinstance(metric, Diagonal):
+        return rank * rank * rank * max(d1, d2) <= MAX_WORK
+    if not isinstance(metric, Full):
+        return False
+    return rank * max(d1, d2) <= MAX_SIDE and (rank * d1 * d2) ** 2 <= MAX_WORK
+
+
+def natural(w1: Tensor, w2: Tensor, columns: Columns) -> Tensor:
+    """Build the weight (K, D) with its columns as (channel, kernel place)."""
+    rank, k1, d1 = w1.shape
+    _, d2, k2 = w2.shape
+    table = w1.reshape(rank, k1 * d1).t() @ w2.reshape(rank, d2 * k2)
+    table = table.view(k1, d1, d2, k2).permute(0, 3, 1, 2).reshape(k1 * k2, d1 * d2)
+    if columns.order is None:
+        return table
+    back = torch.empty_like(columns.order)
+    back[columns.order] = torch.arange(len(back))
+    return table.index_select(1, back)
+
+
+def _nearest(
+    weight: Tensor, spec: FactorSpec, columns: Columns, metric: Metric, name: str
+) -> tuple[Tensor, Tensor]:
+    """Return the nearest sum in the nearest Kronecker product of the metric."""
+    near = nearest_kronecker_sum(
+        whitened(weight, metric, columns), spec.out, spec.inp, spec.rank, name=name
+    )
+    roots = metric.roots(columns)
+    if roots is None:
+        return near.w1, near.w2
+    one, two = (root.to(near.w1.dtype) for root in roots)
+    w1 = torch.linalg.solve_triangular(one, near.w1, upper=False, left=False)  # (R, k1, d1)
+    w2 = torch.linalg.solve_triangular(two.t(), near.w2, upper=True)  # (R, d2, k2)
+    return w1, w2
+
+
+def _alternate(
+    weight: Tensor,
+    spec: FactorSpec,
+    columns: Columns,
+    metric: Metric,
+    w1: Tensor,
+    w2: Tensor,
+    sweeps: int,
+) -> tuple[Tensor, Tensor]:
+    """Solve for one factor with the other held, in turn; never worse than the start."""
+    (k1, k2), (d1, d2) = spec.out, spec.inp
+    dtype = w1.dtype
+    target = metric.apply(weight)  # (K, D)
+    if columns.order is not None:
+        target = target.index_select(1, columns.order)
+    target = target.view(k1, k2, d1, d2).double()
+    step = _diagonal_step if isinstance(metric, Diagonal) else _full_step
+    form = _forms(metric, columns)
+    best, kept = _error(weight, w1, w2, columns, metric), (w1, w2)
+    for _ in range(sweeps):
+        # With the roles turned, w1 is solved for by the same step: (R, d1, k1), (R, k2, d2).
+        w2 = step(w1.double(), target, form[0])
+        w1t = step(w2.transpose(1, 2), target.permute(1, 0, 3, 2), form[1])  # (R, d1, k1)
+        w1 = w1t.transpose(1, 2)
+        scale = (w1.flatten(1).norm(dim=1) / w2.flatten(1).norm(dim=1).clamp(min=1e-30)).sqrt()
+        scale = torch.where(scale > 0, scale, 1.0)[:, None, None]
+        w1, w2 = w1 / scale, w2 * scale
+        now = _error(weight, w1.to(dtype), w2.to(dtype), columns, metric)
+        if not now < best:
+            break
+        settled = best - now <= SETTLED * now
+        best, kept = now, (w1.to(dtype), w2.to(dtype))
+        if settled:
+            break
+    return kept[0].contiguous(), kept[1].contiguous()
+
+
+def _error(weight: Tensor, w1: Tensor, w2: Tensor, columns: Columns, metric: Metric) -> float:
+    error = metric.energy(weight - natural(w1, w2, columns))
+    return error if error == error else float("inf")
+
+
+def _forms(metric: Metric, columns: Columns) -> tuple[Tensor, Tensor]:
+    """Return the metric laid out for solving for w2, and for w1."""
+    d1, d2 = columns.inp
+    if isinstance(metric, Diagonal):
+        table = metric.weights.view(d1, d2).double()
+        return table, table.t()
+    assert isinstance(metric, Full)
+    blocks = metric.blocks(columns).permute(0, 2, 1, 3)  # (d1, d1', d2, d2')
+    flat = blocks.reshape(d1 * d1, d2 * d2).double()
+    return flat, flat.t()
+
+
+def _full_step(w1: Tensor, target: Tensor, form: Tensor) -> Tensor:
+    """Solve for w2 (R, d2, k2) with w1 (R, k1, d1) held.
+
+    The normal equations of all k2 are the same: sum over (r', e') of
+    ``N[(r, e), (r', e')] w2[r', e', k2] = B[(r, e), k2]``.
+    """
+    rank, _, d1 = w1.shape
+    d2, k2 = target.shape[3], target.shape[1]
+    pairs = torch.einsum("rka,skb->rsab", w1, w1).reshape(rank * rank, d1 * d1)
+    normal = (pairs @ form).view(rank, rank, d2, d2).transpose(1, 2).reshape(rank * d2, rank * d2)
+    right = torch.einsum("rka,klae->rel", w1, target).reshape(rank * d2, k2)
+    return _solve(normal, right).view(rank, d2, k2)
+
+
+def _diagonal_step(w1: Tensor, target: Tensor, form: Tensor) -> Tensor:
+    """The same for a diagonal metric (d1, d2), whose equations fall apart into d2 small ones."""
+    pairs = torch.einsum("rka,ska->ars", w1, w1)  # (d1, R, R)
+    normal = torch.einsum("ae,ars->ers", form, pairs)  # (d2, R, R)
+    right = torch.einsum("rka,klae->erl", w1, target)  # (d2, R, k2)
+    return _solve(normal, right).transpose(0, 1)
+
+
+def _solve(normal: Tensor, right: Tensor) -> Tensor:
+    mean = normal.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=1e-300)
+    normal.diagonal(dim1=-2, dim2=-1).add_(TIKHONOV * mean[..., None])
+    lower, info = torch.linalg.cholesky_ex(normal)
+    solution: Tensor
+    if int(info.max()) > 0:
+        solution = torch.linalg.lstsq(normal, right).solution
+    else:
+        solution = torch.cholesky_solve(right, lower)
+    return solution

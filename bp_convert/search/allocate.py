@@ -1,0 +1,159 @@
+"""The choice over the whole model at once: the least error within the limits.
+
+The model's squared relative error is taken as the sum of the layers' squared relative errors, each
+times its sensitivity: small errors of different layers add up like independent noise (Zhou,
+Moosavi-Dezfooli, Cheung and Frossard, Adaptive Quantization for Deep Neural Network, AAAI 2018,
+section 3). With a price on each limited quantity every layer chooses for itself (Everett, 1963);
+prices are found by bisection, and what is left of a limit is then spent greedily.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bp_convert.search.options import COSTS, Unit
+
+ERROR = "error"
+HALVINGS = 50
+CYCLES = 4  # rounds over the prices where several limits hold at once
+MOVES = 2000
+
+
+class OutOfReachError(Exception):
+    """No choice keeps a limit.
+
+    Attributes:
+        quantity: which.
+        least: the least that it can be.
+    """
+
+    def __init__(self, quantity: str, least: float) -> None:
+        super().__init__(quantity, least)
+        self.quantity = quantity
+        self.least = least
+
+
+@dataclass
+class _Table:
+    """One unit's options: the objective and the limited quantities."""
+
+    objective: np.ndarray  # (options,)
+    limited: np.ndarray  # (options, limits)
+
+
+def allocate(units: Sequence[Unit], limits: Mapping[str, float]) -> list[int]:
+    """Return the option of each unit.
+
+    Args:
+        limits: of the sums over units of ``COSTS`` and of the squared error, ``error``. The
+            objective is the squared error, or the parameters where the error is limited.
+
+    Raises:
+        OutOfReachError: a limit that nothing keeps.
+    """
+    names = list(limits)
+    objective = "params" if ERROR in limits else ERROR
+    tables = [_table(unit, objective, names) for unit in units]
+    bounds = np.array([limits[name] for name in names])
+    if not names:
+        return [int(table.objective.argmin()) for table in tables]
+    for column, name in enumerate(names):
+        least = sum(float(table.limited[:, column].min()) for table in tables)
+        if least > bounds[column] * (1 + 1e-12):
+            raise OutOfReachError(name, least)
+    choice = _priced(tables, bounds, names)
+    return _spend(tables, choice, bounds)
+
+
+def quantity(unit: Unit, name: str) -> np.ndarray:
+    """Return what each option of a unit adds to a quantity."""
+    if name == ERROR:
+        return unit.errors * unit.sensitivity
+    found: np.ndarray = unit.costs[:, COSTS.index(name)]
+    return found
+
+
+def _table(unit: Unit, objective: str, names: Sequence[str]) -> _Table:
+    limited = np.stack([quantity(unit, name) for name in names], 1) if names else None
+    # A ten-thousandth of a parameter's weight decides between options of equal error.
+    return _Table(
+        quantity(unit, objective),
+        np.zeros((len(unit.errors), 0)) if limited is None else limited,
+    )
+
+
+def _pick(tables: Sequence[_Table], prices: np.ndarray) -> list[int]:
+    return [int((one.objective + one.limited @ prices).argmin()) for one in tables]
+
+
+def _sums(tables: Sequence[_Table], choice: Sequence[int]) -> np.ndarray:
+    found: np.ndarray = np.sum(
+        [one.limited[at] for one, at in zip(tables, choice, strict=True)], axis=0
+    )
+    return found
+
+
+def _priced(tables: Sequence[_Table], bounds: np.ndarray, names: Sequence[str]) -> list[int]:
+    """Raise prices, one after the other, until every limit is kept."""
+    prices = np.zeros(len(bounds))
+    top = max(float(one.objective.max()) for one in tables) or 1.0
+    for _ in range(CYCLES if len(bounds) > 1 else 1):
+        for column, bound in enumerate(bounds):
+            unit = top / max(bound, 1e-12)  # so that a price of 1 weighs the whole limit
+            low, high = -46.0, 46.0  # logarithms
+            prices[column] = 0.0
+            if _sums(tables, _pick(tables, prices))[column] <= bound:
+                continue
+            for _ in range(HALVINGS):
+                middle = (low + high) / 2
+                prices[column] = unit * np.exp(middle)
+                if _sums(tables, _pick(tables, prices))[column] <= bound:
+                    high = middle
+                else:
+                    low = middle
+            prices[column] = unit * np.exp(high)
+    choice = _pick(tables, prices)
+    if (_sums(tables, choice) <= bounds * (1 + 1e-12)).all():
+        return choice
+    return _least(tables, bounds, names)
+
+
+def _least(tables: Sequence[_Table], bounds: np.ndarray, names: Sequence[str]) -> list[int]:
+    """Return the choice that keeps the tightest limits, whatever the error."""
+    choice = [int((one.limited / bounds).max(1).argmin()) for one in tables]
+    sums = _sums(tables, choice)
+    over = sums / bounds
+    if over.max() > 1 + 1e-12:
+        worst = int(over.argmax())
+        raise OutOfReachError(names[worst], float(sums[worst]))
+    return choice
+
+
+def _spend(tables: Sequence[_Table], choice: list[int], bounds: np.ndarray) -> list[int]:
+    """Take the exchange of one option that gains most for what it takes, until none fits."""
+    sums = _sums(tables, choice)
+    choice = list(choice)
+    best: list[tuple[float, int]] = [(0.0, -1)] * len(tables)
+    room = bounds - sums
+    for _ in range(MOVES):
+        for index, table in enumerate(tables):
+            at = choice[index]
+            gain = table.objective[at] - table.objective
+            takes = table.limited - table.limited[at]
+            fits = (takes <= room + 1e-9 * np.abs(bounds)).all(1) & (gain > 0)
+            if not fits.any():
+                best[index] = (0.0, -1)
+                continue
+            weight = np.maximum(takes / bounds, 0).max(1) + 1e-9
+            value = np.where(fits, gain / weight, 0.0)
+            place = int(value.argmax())
+            best[index] = (float(value[place]), place)
+        index = max(range(len(best)), key=lambda i: best[i][0])
+        if best[index][1] < 0:
+            break
+        room = room - (tables[index].limited[best[index][1]] - tables[index].limited[choice[index]])
+        choice[index] = best[index][1]
+    return choice

@@ -1,0 +1,67 @@
+"""A planner's layers turned into what a budget is spent on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from bp_convert.graph.walk import Site
+from bp_convert.kinds import Factors, Spread
+from bp_convert.search.choose import Budget
+from bp_convert.search.options import Wanted
+
+HEAD = 4096  # bytes of a file that are no numbers: its form and its settings, and for each
+EACH = 420  # tensor and layer its name, its shape and its line in the plan
+
+
+def budget_for(
+    model: nn.Module,
+    wanted: Sequence[Wanted],
+    decided: Mapping[str, tuple[Site, Factors]],
+    macs: int | None,
+) -> Budget:
+    """Count what stays whatever is chosen.
+
+    Args:
+        decided: layers whose factors a rule has settled.
+        macs: multiply-adds of one example through the source; None where not known.
+    """
+    held = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    size = sum(t.numel() * t.element_size() for t in held.values())
+    params = sum(p.numel() for p in model.parameters())
+    each = next((p.element_size() for p in model.parameters() if p.is_floating_point()), 4)
+    fixed = float(params)
+    rows = 0  # padding rows of embeddings, which the twin keeps beside its factors
+    left = float(macs or 0)
+    for one in wanted:
+        kind, module = one.site.kind, one.site.module
+        factors = {
+            role: next(iter(choices.specs()))
+            for role, choices in kind.choices(module, one.widths).items()
+        }
+        numbers = kind.params(module, one.widths, factors) - kind.params(module, one.widths)
+        fixed += numbers - weights(
+            one.site, factors
+        )  # the biases of the twin in place of the layer
+        left -= one.dense_macs
+        if getattr(module, "padding_idx", None) is not None:
+            rows += one.widths[1]
+    for site, factors in decided.values():
+        widths = site.kind.widths(site.module)
+        fixed += site.kind.params(site.module, widths, factors)
+        fixed -= site.kind.params(site.module, widths)
+    head = HEAD + EACH * (len(held) + 2 * len(wanted))
+    other = size - params * each + rows * each + head
+    return Budget(
+        before={"params": params, "macs": float(macs or 0), "size": size},
+        fixed={"params": fixed, "macs": left, "size": fixed * each + other},
+        bytes_each=each,
+    )
+
+
+def weights(site: Site, factors: Factors) -> int:
+    """Count the numbers in a twin's factors."""
+
+    matrices = site.kind.matrices(site.module, Spread())
+    return sum(len(matrices[role]) * spec.params for role, spec in factors.items())

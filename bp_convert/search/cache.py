@@ -1,0 +1,76 @@
+"""Curves kept on disk by what they were computed from, so that a second target takes seconds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bp_convert.search.curves import Curve
+from bp_convert.values.factors import FactorSpec
+
+FORM = 2  # of what is kept and how it is computed: a change makes old files unused
+
+
+def cache_folder() -> Path:
+    """Return where curves are kept: ``BP_CONVERT_CACHE``, else the user's cache folder."""
+    own = os.environ.get("BP_CONVERT_CACHE")
+    base = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return (base if own else base / "bp-convert") / "curves"
+
+
+def key_of(tensors: Sequence[Tensor], *words: str) -> str:
+    """Return a hash of the contents of tensors, and of words that say what is computed."""
+    digest = hashlib.blake2b(f"{FORM}|{'|'.join(words)}".encode(), digest_size=20)
+    for tensor in tensors:
+        digest.update(f"|{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> Any:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def read(key: str) -> tuple[list[Curve], float] | None:
+    """Return the curves kept under a key, and the sensitivity beside them; None for neither."""
+    path = cache_folder() / f"{key}.npz"
+    try:
+        with np.load(path, allow_pickle=False) as held:
+            head = json.loads(str(held["head"]))
+            curves = [
+                Curve(FactorSpec.model_validate(spec), held[f"errors{i}"])
+                for i, spec in enumerate(head["specs"])
+            ]
+            return curves, float(head["sensitivity"])
+    except (OSError, ValueError, KeyError, EOFError):
+        return None  # not there, or not whole: it is computed again
+    except Exception as problem:
+        if type(problem).__module__.startswith(("zipfile", "pydantic")):
+            return None
+        raise
+
+
+def write(key: str, curves: Sequence[Curve], sensitivity: float) -> None:
+    """Keep curves under a key; a folder that cannot be written to is no error."""
+    folder = cache_folder()
+    head = {
+        "specs": [curve.spec.model_dump(by_alias=True) for curve in curves],
+        "sensitivity": sensitivity,
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=".tmp", delete=False) as opened:
+            arrays = {f"errors{i}": curve.errors for i, curve in enumerate(curves)}
+            np.savez(opened, head=np.array(json.dumps(head)), **arrays)  # type: ignore[arg-type]
+        Path(opened.name).replace(folder / f"{key}.npz")
+    except OSError:
+        return

@@ -1,0 +1,143 @@
+"""The candidates of every layer, computed once and kept on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+from bp_convert.calibration.gather import Moments, gather, order_of
+from bp_convert.calibration.moments import Moment
+from bp_convert.calibration.tap import Batches
+from bp_convert.errors import PlanError
+from bp_convert.graph.clone import clone
+from bp_convert.kinds import Spread
+from bp_convert.search import cache
+from bp_convert.search.curves import Curve, curves_of
+from bp_convert.search.options import Unit, Wanted, make_unit
+from bp_convert.search.sensitivity import Trials
+from bp_convert.values.settings import Method
+
+Progress = Callable[[str, int, int], None]
+
+
+def settled(method: Method, *, data: bool) -> Method:
+    """Return the method that ``auto`` stands for.
+
+    Raises:
+        PlanError: a method that needs data, without any.
+    """
+    if method == "auto":
+        return "kron-data" if data else "kron"
+    if method.endswith("-data") and not data:
+        raise PlanError(
+            where=f"method {method}",
+            found="no calibration data",
+            allowed="svd or kron where there is no data",
+            fix="give examples with --calibrate, or another --method",
+        )
+    return method
+
+
+class Candidates:
+    """Finds the options of each role of each wanted layer.
+
+    Only one layer's decompositions are held at a time; what stays of a layer are a few curves.
+
+    Args:
+        method: svd, kron, or either with ``-data``.
+        batches: calibration data, in the metric of which a ``-data`` method measures errors.
+        digest: hash of that data.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        wanted: Sequence[Wanted],
+        method: Method,
+        batches: Batches = (),
+        digest: str = "",
+        progress: Progress = lambda *_: None,
+    ) -> None:
+        self.model = model
+        self.wanted = wanted
+        self.method = method
+        self.by_data = method.endswith("-data")
+        self.batches = batches
+        self.digest = digest
+        self.progress = progress
+        self._gathered: Moments | None = None
+        self._tried: Trials | None = None
+        self._whole = cache.key_of(list(model.parameters()), "model") if self.by_data else ""
+
+    def units(self) -> list[Unit]:
+        """Return every role of every wanted layer with its options, in the model's order.
+
+        Raises:
+            DataError: the model does not run on the calibration data.
+        """
+        units = []
+        for number, wanted in enumerate(self.wanted):
+            site = wanted.site
+            self.progress(f"candidates of {site.name}", number, len(self.wanted))
+            matrices = site.kind.matrices(site.module, Spread())
+            for role, ones in matrices.items():
+                curves, sensitivity = self._curves(wanted, role, ones)
+                shape = (ones[0].shape[0], ones[0].shape[1])
+                units.append(
+                    make_unit(
+                        wanted,
+                        role,
+                        shape,
+                        len(ones),
+                        curves,
+                        sensitivity,
+                        alone=len(matrices) == 1,
+                    )
+                )
+        return units
+
+    def _curves(
+        self, wanted: Wanted, role: str, matrices: list[Tensor]
+    ) -> tuple[list[Curve], float]:
+        site = wanted.site
+        words = [self.method.removesuffix("-data"), site.kind.name, role]
+        if self.by_data:  # a layer's metric hangs on the whole model and on the data
+            key = cache.key_of((), *words, self._whole, site.name, self.digest)
+        else:
+            key = cache.key_of(matrices, *words)
+        held = cache.read(key)
+        if held is not None:
+            return held
+        moments = self._moments(wanted, role, len(matrices))
+        choices = site.kind.choices(site.module, wanted.widths)[role]
+        svd = self.method.startswith("svd")
+        sensitivity = 1.0
+        if moments is None:
+            curves = curves_of(matrices, choices, low_rank_only=svd)
+        else:
+            each = {id(moment): moment.metric() for moment in moments}
+            metrics = [each[id(moment)] for moment in moments]
+            curves = curves_of(matrices, choices, metrics, low_rank_only=svd)
+            means = [moment.mean for moment in moments]
+            sensitivity = self._trials().of(site, role, metrics, means)
+        cache.write(key, curves, sensitivity)
+        return curves, sensitivity
+
+    def _moments(self, wanted: Wanted, role: str, matrices: int) -> list[Moment] | None:
+        """Return the moment of each matrix, or None where the weights alone decide."""
+        if not self.by_data:
+            return None
+        if self._gathered is None:
+            sites = [one.site for one in self.wanted]
+            order = order_of(self.model, sites, self.batches)
+            self._gathered = gather(self.model, sites, self.batches, order, self.progress)
+        found = self._gathered.get((wanted.site.name, role))
+        if found is None or not found[0].count:
+            return None
+        return [found[index * len(found) // matrices] for index in range(matrices)]
+
+    def _trials(self) -> Trials:
+        if self._tried is None:
+            self._tried = Trials(clone(self.model), self.batches)
+        return self._tried

@@ -1,0 +1,172 @@
+"""Targets in, factors out: the choice among all layers' options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+
+from bp_convert.errors import PlanError
+from bp_convert.kinds import Factors
+from bp_convert.search.allocate import ERROR, OutOfReachError, allocate
+from bp_convert.search.options import COSTS, Unit, with_option
+from bp_convert.values.factors import FactorSpec
+from bp_convert.values.target import Target
+
+TIMES = ("time", "time32")
+SLOWER = "to keep the target the model is predicted to run slower than before"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the whole model has of the quantities that targets limit.
+
+    Attributes:
+        before: of the source.
+        fixed: what stays whatever is chosen.
+        bytes_each: bytes of one parameter in the saved file.
+    """
+
+    before: Mapping[str, float]
+    fixed: Mapping[str, float]
+    bytes_each: float = 4.0
+
+    def room(self, target: Target) -> float:
+        """Return what a target leaves to the units, in the unit of their costs."""
+        if target.quantity == "error":
+            return target.value**2
+        left = target.limit(self.before[target.quantity]) - self.fixed[target.quantity]
+        return left / self.bytes_each if target.quantity == "size" else left
+
+    def total(self, target: Target, units: float) -> float:
+        """Return the whole model's quantity where the units take this much."""
+        scale = self.bytes_each if target.quantity == "size" else 1.0
+        return units * scale + self.fixed[target.quantity]
+
+
+@dataclass
+class Found:
+    """The choice.
+
+    Attributes:
+        factors: of the layers that are replaced, by name and role.
+        errors: estimated relative error of each replaced layer.
+        sensitivities: of every layer that took part.
+        error: estimated relative error of the output.
+        notes: what the user should know.
+    """
+
+    factors: dict[str, Factors] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    sensitivities: dict[str, float] = field(default_factory=dict)
+    error: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+
+def choose(
+    units: Sequence[Unit], targets: Sequence[Target], budget: Budget, *, guarded: bool = True
+) -> Found:
+    """Return the factors of least error within the targets, or, where the error is a target, of
+    fewest parameters.
+
+    Args:
+        guarded: keep the whole model as fast as it is, at batches of 1 and of 32, where the
+            targets leave room for that.
+
+    Raises:
+        PlanError: a target out of reach; the error names the range.
+    """
+    limits: dict[str, float] = {}
+    for target in targets:
+        column = _column(target)
+        limits[column] = min(budget.room(target), limits.get(column, float("inf")))
+    found = Found()
+    times = {name: time for name in TIMES if (time := _dense(units, name)) > 0} if guarded else {}
+    try:
+        choice = allocate(units, {**limits, **times})
+        limits.update(times)
+    except OutOfReachError:
+        try:
+            choice = allocate(units, limits)
+        except OutOfReachError as problem:
+            raise _refusal(units, targets, budget, problem) from None
+        if times:
+            found.notes.append(SLOWER)
+    polished = [_polished(unit, at, limits) for unit, at in zip(units, choice, strict=True)]
+    return _result(found, units, polished)
+
+
+def _column(target: Target) -> str:
+    return "params" if target.quantity == "size" else target.quantity
+
+
+def _dense(units: Sequence[Unit], name: str) -> float:
+    return float(sum(unit.dense[COSTS.index(name)] for unit in units))
+
+
+def _polished(unit: Unit, at: int, limits: Mapping[str, float]) -> int:
+    """Return an option that costs no more and errs least, numbers of terms between those of the
+    grid included.
+
+    This also holds each layer to what truncated SVD reaches with the same parameters.
+    """
+    if unit.specs[at] is None:
+        return at
+    names = [name for name in limits if name != ERROR]
+    columns = sorted({COSTS.index(name) for name in names} | {0})
+    allowed = unit.costs[at, columns] * (1 + 1e-9)
+    best, error = at, unit.errors[at]
+    for curve in list(unit.curves):
+        rank = int(allowed[0] // (curve.spec.params * unit.matrices))
+        rank = min(rank, len(curve.errors) - 1)
+        if rank < 1 or curve.errors[rank] >= error:
+            continue
+        place = with_option(unit, curve, rank)
+        if (unit.costs[place, columns] <= allowed).all():
+            best, error = place, unit.errors[place]
+    return best
+
+
+def _result(found: Found, units: Sequence[Unit], choice: Sequence[int]) -> Found:
+    squared: dict[str, float] = {}
+    for unit, at in zip(units, choice, strict=True):
+        spec, error = unit.specs[at], float(unit.errors[at])
+        known = found.sensitivities.get(unit.name, 0.0)
+        found.sensitivities[unit.name] = max(unit.sensitivity, known)
+        found.error += error * unit.sensitivity
+        if spec is not None:
+            found.factors.setdefault(unit.name, {})[unit.role] = spec
+            squared[unit.name] = max(squared.get(unit.name, 0.0), error)
+    found.error = sqrt(found.error)
+    for name in list(found.factors):
+        if all(map(_is_whole, found.factors[name].values())):
+            del found.factors[name], squared[name]  # no role gained: the layer stays
+    found.errors = {name: sqrt(error) for name, error in squared.items()}
+    return found
+
+
+def _is_whole(spec: FactorSpec) -> bool:
+    return spec.out[0] == spec.inp[0] == spec.rank == 1 and not spec.axes
+
+
+def _refusal(
+    units: Sequence[Unit], targets: Sequence[Target], budget: Budget, problem: OutOfReachError
+) -> PlanError:
+    target = next(one for one in targets if _column(one) == problem.quantity)
+    if target.quantity == "error":
+        return PlanError(
+            where=f"target {target}",
+            found=f"with the other targets the error is at least {sqrt(problem.least):.3g}",
+            allowed="an error that the other targets leave room for",
+            fix="loosen one of the targets",
+        )
+    column = COSTS.index(_column(target))
+    least = max(problem.least, sum(float(unit.costs[:, column].min()) for unit in units))
+    lowest, before = budget.total(target, least), budget.before[target.quantity]
+    return PlanError(
+        where=f"target {target}",
+        found=f"{target.limit(before):,.0f} of {before:,.0f} is out of reach",
+        allowed=f"from {lowest:,.0f} (a share of {lowest / before:.4g}) to {before:,.0f}",
+        fix="ask for a value in this range, or let more layers take part: fewer --exclude, "
+        "lower floors",
+    )

@@ -1,0 +1,245 @@
+"""Every promising pair of one weight, and how far off it is for each number of terms.
+
+Pairs are searched from coarse to fine: first divisors that stand a factor of ``COARSE`` apart,
+low-rank always among them, then the neighbours of whatever is best at some share of the
+parameters, until nothing better turns up. ``benchmarks/pairs.py`` compares that with all pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import log
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bp_convert.kinds.base import Choices
+from bp_convert.kron.columns import Columns
+from bp_convert.kron.fit import affordable, fit_in_metric, low_rank
+from bp_convert.kron.metric import Metric, Plain
+from bp_convert.kron.spectrum import squared_errors, whitened
+from bp_convert.values.factors import FactorSpec, Pair
+
+COARSE = 4
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.25, 0.5)  # of the parameters, at which pairs are compared
+KEPT = 5  # pairs that are kept at each share
+WIDE = 1024  # terms beyond which only low-rank is followed up: a decomposition costs its cube
+TRIED = (0.01, 0.04, 0.12, 0.3)  # shares at which alternation is run to correct a curve
+NEAR = 1.5  # times the best error at a share, up to which a pair is worth alternation
+SWEEPS = 3
+Tick = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One pair, and its relative squared error with R = 0, 1, ... terms.
+
+    Attributes:
+        spec: the pair, with one term.
+        errors: (full rank + 1), float32, falling from 1 to 0.
+    """
+
+    spec: FactorSpec
+    errors: np.ndarray
+
+    def at(self, params: float) -> float:
+        """Return the error with as many terms as ``params`` numbers buy; infinity for none."""
+        terms = int(params // self.spec.params)
+        return float(self.errors[min(terms, len(self.errors) - 1)]) if terms else float("inf")
+
+
+def curves_of(
+    matrices: Sequence[Tensor],
+    choices: Choices,
+    metrics: Sequence[Metric] | None = None,
+    *,
+    low_rank_only: bool = False,
+    tick: Tick = lambda: None,
+) -> list[Curve]:
+    """Return the curves of the pairs that are best somewhere.
+
+    Args:
+        matrices: (K, D) each; they share the pair, their errors are pooled.
+        metrics: one for each matrix; None for the Frobenius norm.
+        low_rank_only: look at low-rank alone, which is truncated SVD.
+        tick: called after each decomposition.
+    """
+    return _Search(matrices, choices, metrics or [Plain()] * len(matrices), tick).run(low_rank_only)
+
+
+class _Search:
+    def __init__(
+        self,
+        matrices: Sequence[Tensor],
+        choices: Choices,
+        metrics: Sequence[Metric],
+        tick: Tick,
+    ) -> None:
+        self.matrices = [one.detach().float() for one in matrices]
+        self.choices = choices
+        self.metrics = metrics
+        self.tick = tick
+        self.size = sum(one.numel() for one in matrices) // len(matrices)  # of one
+        self.totals = [
+            metric.energy(one) for metric, one in zip(metrics, self.matrices, strict=True)
+        ]
+        self.found: dict[FactorSpec, Curve] = {}
+        self.white: tuple[object, list[Tensor]] = (None, [])
+
+    def run(self, low_rank_only: bool) -> list[Curve]:
+        lowest = FactorSpec(
+            out=(self.choices.outs[-1][0], 1),
+            inp=(1, self._columns_count()),
+            axes=next(iter(self.choices.ins)),
+        )
+        self._measure([lowest])
+        if low_rank_only:
+            return list(self.found.values())
+        self._measure(self._coarse())
+        seen: set[FactorSpec] = set()
+        while True:
+            best = [one.spec for one in self._best() if one.spec not in seen]
+            if not best:
+                break
+            seen.update(best)
+            self._measure(near for spec in best for near in self._neighbours(spec))
+        kept = self._best()
+        if self.found[lowest] not in kept:
+            kept.append(self.found[lowest])
+        if any(not isinstance(metric, Plain) for metric in self.metrics):
+            kept = [self._corrected(one) for one in kept]
+        return kept
+
+    def _columns_count(self) -> int:
+        inp = next(iter(self.choices.ins.values()))[0]
+        return inp[0] * inp[1]
+
+    # Which pairs
+
+    def _coarse(self) -> list[FactorSpec]:
+        outs = _spaced(self.choices.outs)
+        return [
+            FactorSpec(out=out, inp=inp, axes=axes)
+            for axes, ins in self.choices.ins.items()
+            for inp in _spaced(ins)
+            for out in outs
+        ]
+
+    def _neighbours(self, spec: FactorSpec) -> Iterable[FactorSpec]:
+        outs = self.choices.outs
+        for axes, ins in self.choices.ins.items():
+            if axes == spec.axes and spec.inp in ins:
+                place = ins.index(spec.inp)
+            else:  # the pair whose first factor is nearest
+                place = min(range(len(ins)), key=lambda i: abs(log(ins[i][0] / spec.inp[0])))
+            near = range(max(0, place - 1), min(len(ins), place + 2))
+            at = outs.index(spec.out)
+            for i in near if axes == spec.axes else (place,):
+                for o in range(max(0, at - 1), min(len(outs), at + 2)):
+                    yield FactorSpec(out=outs[o], inp=ins[i], axes=axes)
+
+    def _best(self) -> list[Curve]:
+        """Return the curves that are among the best at some share, the best first."""
+        kept: dict[FactorSpec, Curve] = {}
+        for share in SHARES:
+            budget = share * self.size
+            ranked = sorted(
+                (one for one in self.found.values() if one.spec.params <= budget),
+                key=lambda one: (one.at(budget), one.spec.params, one.spec.out, one.spec.inp),
+            )
+            kept.update({one.spec: one for one in ranked[:KEPT]})
+        return list(kept.values())
+
+    # Their errors
+
+    def _measure(self, specs: Iterable[FactorSpec]) -> None:
+        wanted = [
+            spec
+            for spec in dict.fromkeys(specs)
+            if spec not in self.found
+            and spec.params < self.size
+            and not (spec.out[0] == spec.inp[1] == 1)  # low-rank with its factors exchanged
+            and (spec.full_rank <= WIDE or low_rank(spec))
+        ]
+        # Pairs of the same columns follow each other, so that these are whitened once.
+        for spec in sorted(wanted, key=lambda one: (one.axes, one.inp, one.out)):
+            self.found[spec] = Curve(spec, self._errors(spec))
+            self.tick()
+
+    def _errors(self, spec: FactorSpec) -> np.ndarray:
+        total = sum(self.totals)
+        pooled = np.zeros(spec.full_rank + 1)
+        tables = self._whitened(spec)
+        for table, energy in zip(tables, self.totals, strict=True):
+            pooled += squared_errors(table, spec).numpy() * energy
+        return (pooled / total if total > 0 else pooled * 0).astype(np.float32)
+
+    def _whitened(self, spec: FactorSpec) -> list[Tensor]:
+        if low_rank(spec):
+            pairs = zip(self.metrics, self.matrices, strict=True)
+            return [metric.root(widened(one, spec)) for metric, one in pairs]
+        key = (spec.inp, spec.axes)
+        if self.white[0] != key:
+            columns = Columns.of(spec, self.choices.kernel)
+            pairs = zip(self.metrics, self.matrices, strict=True)
+            self.white = (
+                key,
+                [whitened(widened(one, spec), metric, columns) for metric, one in pairs],
+            )
+        return self.white[1]
+
+    def _corrected(self, curve: Curve) -> Curve:
+        """Return the curve with the errors that fitting in the whole metric reaches.
+
+        The nearest sum in the nearest Kronecker product of the metric only ranks; how far
+        alternation gets is tried at a few numbers of terms and carried over to those between.
+        """
+        spec = curve.spec
+        if low_rank(spec):
+            return curve
+        columns = Columns.of(spec, self.choices.kernel)
+        terms: list[int] = []
+        ratios: list[float] = []
+        for share in TRIED:
+            rank = max(1, round(share * self.size / spec.params))
+            best = min(one.at(share * self.size) for one in self.found.values())
+            full = rank >= spec.full_rank or (terms and rank == terms[-1])
+            if full or curve.errors[rank] > NEAR**2 * best:
+                continue
+            error = self._fitted(spec.model_copy(update={"rank": rank}), columns)
+            terms.append(rank)
+            ratios.append(log(max(error, 1e-12) / max(float(curve.errors[rank]), 1e-12)))
+        if not terms:
+            return curve
+        between = np.interp(np.arange(len(curve.errors)), terms, ratios)
+        errors = np.minimum.accumulate(np.minimum(curve.errors * np.exp(between), 1.0))
+        errors[0], errors[-1] = 1.0, 0.0
+        return Curve(spec, errors.astype(np.float32))
+
+    def _fitted(self, spec: FactorSpec, columns: Columns) -> float:
+        gap = 0.0
+        for metric, one, total in zip(self.metrics, self.matrices, self.totals, strict=True):
+            sweeps = SWEEPS if affordable(spec, metric) else 0
+            gap += (
+                fit_in_metric(widened(one, spec), spec, columns, metric, sweeps=sweeps).error ** 2
+                * total
+            )
+            self.tick()
+        return gap / max(sum(self.totals), 1e-300)
+
+
+def widened(matrix: Tensor, spec: FactorSpec) -> Tensor:
+    """Return the matrix with spare columns of zeros where the pair covers more than it has."""
+    spare = spec.inp[0] * spec.inp[1] - matrix.shape[1]
+    return torch.nn.functional.pad(matrix, (0, spare)) if spare else matrix
+
+
+def _spaced(pairs: Sequence[Pair]) -> list[Pair]:
+    """Return the first pair, the last, and those between that stand a factor apart."""
+    kept = [pairs[0]]
+    for pair in pairs[1:-1]:
+        if pair[0] >= COARSE * kept[-1][0] and COARSE * pair[0] <= pairs[-1][0]:
+            kept.append(pair)
+    return kept if len(pairs) == 1 else [*kept, pairs[-1]]

@@ -1,0 +1,238 @@
+"""What may become of each weight, with what it costs: the rows that a budget is spent on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bp_convert.graph.walk import Site
+from bp_convert.kinds import Factors, Spread, Widths
+from bp_convert.kinds.base import whole
+from bp_convert.kinds.speed import predict
+from bp_convert.kron.contract import bilinear_macs
+from bp_convert.search.curves import Curve
+from bp_convert.values.factors import FactorSpec
+
+FINE = 48  # numbers of terms up to which every one is an option
+STEP = 1.03  # ratio of neighbouring numbers of terms above
+Shape = tuple[int, ...]
+COSTS = ("params", "macs", "time", "time32")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One layer that a budget may be spent on.
+
+    Attributes:
+        site: the layer.
+        widths: its inputs and outputs after widening.
+        shapes: inputs of its calls, for one example and for 32; empty where not known.
+        dense_macs: multiply-adds of one example as it is.
+        floor: share of its parameters below which it may not go.
+    """
+
+    site: Site
+    widths: Widths
+    shapes: tuple[Sequence[Shape], Sequence[Shape]]
+    dense_macs: int
+    floor: float = 0.0
+
+
+@dataclass
+class Unit:
+    """One role of a layer, and its options.
+
+    Attributes:
+        wanted: the layer.
+        role: key of the factors.
+        matrices: how many matrices share the role's spec.
+        size: numbers in one of them.
+        curves: pairs with their errors.
+        sensitivity: growth of the model's squared error with this role's.
+        specs: what each option is; None keeps the weight.
+        costs: (options, len(COSTS)).
+        errors: (options,) relative squared error of each.
+        dense: (len(COSTS),) of the role as it is.
+        alone: it is the layer's only role, so that keeping it keeps the layer.
+    """
+
+    wanted: Wanted
+    role: str
+    matrices: int
+    size: int
+    curves: list[Curve]
+    sensitivity: float
+    specs: list[FactorSpec | None]
+    costs: np.ndarray
+    errors: np.ndarray
+    dense: np.ndarray
+    alone: bool
+
+    @property
+    def name(self) -> str:
+        return self.wanted.site.name
+
+
+def make_unit(
+    wanted: Wanted,
+    role: str,
+    shape: tuple[int, int],
+    matrices: int,
+    curves: list[Curve],
+    sensitivity: float,
+    *,
+    alone: bool,
+) -> Unit:
+    """List the options of a role.
+
+    Args:
+        shape: (K, D) of its matrices.
+        alone: it is the layer's only role, so that keeping it keeps the layer.
+    """
+    size = shape[0] * shape[1]
+    specs: list[FactorSpec | None] = []
+    costs: list[np.ndarray] = []
+    errors: list[np.ndarray] = []
+    dense = _dense_costs(wanted, matrices, size, alone=alone)
+    specs.append(None if alone else whole(shape[1], shape[0]))
+    costs.append(dense[None])
+    errors.append(np.zeros(1))
+    for curve in curves:
+        terms = _terms(curve, size if alone else size + 1)
+        if not len(terms):
+            continue
+        specs += [curve.spec.model_copy(update={"rank": int(rank)}) for rank in terms]
+        costs.append(_costs(wanted, role, matrices, size, curve.spec, terms, dense, alone=alone))
+        errors.append(curve.errors[terms].astype(np.float64))
+    unit = Unit(
+        wanted,
+        role,
+        matrices,
+        size,
+        curves,
+        sensitivity,
+        specs,
+        np.concatenate(costs),
+        np.concatenate(errors),
+        dense,
+        alone,
+    )
+    if wanted.floor:
+        _drop(unit, unit.costs[:, 0] >= wanted.floor * matrices * size)
+    return unit
+
+
+def with_option(unit: Unit, curve: Curve, rank: int) -> int:
+    """Add an option to a unit; return its place."""
+    terms = np.array([rank], dtype=np.int64)
+    costs = _costs(
+        unit.wanted,
+        unit.role,
+        unit.matrices,
+        unit.size,
+        curve.spec,
+        terms,
+        unit.dense,
+        alone=unit.alone,
+    )
+    unit.specs.append(curve.spec.model_copy(update={"rank": rank}))
+    unit.costs = np.concatenate([unit.costs, costs])
+    unit.errors = np.append(unit.errors, float(curve.errors[rank]))
+    return len(unit.specs) - 1
+
+
+def _drop(unit: Unit, keep: np.ndarray) -> None:
+    places = np.flatnonzero(keep)
+    unit.specs = [unit.specs[i] for i in places]
+    unit.costs = unit.costs[places]
+    unit.errors = unit.errors[places]
+
+
+def _terms(curve: Curve, size: int) -> np.ndarray:
+    """Return the numbers of terms that are worth a look: those that save something."""
+    most = min(len(curve.errors) - 1, (size - 1) // curve.spec.params)
+    found = list(range(1, min(most, FINE) + 1))
+    while found and found[-1] < most:
+        found.append(min(most, max(found[-1] + 1, int(found[-1] * STEP))))
+    return np.array(found, dtype=np.int64)
+
+
+def _dense_costs(wanted: Wanted, matrices: int, size: int, *, alone: bool) -> np.ndarray:
+    one = 0 if alone else matrices
+    share = matrices * size / max(1, _weights(wanted))
+    times = []
+    for shapes in wanted.shapes:
+        speed = _speed(wanted, shapes)
+        times.append(0.0 if speed is None else speed * share)
+    return np.array([matrices * size + one, wanted.dense_macs * share, *times])
+
+
+def _weights(wanted: Wanted) -> int:
+    """Count the numbers in all weight matrices of a layer."""
+    found = wanted.site.kind.matrices(wanted.site.module, Spread())
+    return sum(one.numel() for ones in found.values() for one in ones)
+
+
+def _speed(wanted: Wanted, shapes: Sequence[Shape]) -> float | None:
+    """Return the predicted time of the layer as it is."""
+    site = wanted.site
+    factors: Factors = {
+        role: next(iter(choices.specs()))
+        for role, choices in site.kind.choices(site.module, wanted.widths).items()
+    }
+    found = predict(site.kind.name, site.module, wanted.widths, factors, shapes)
+    return None if found is None else found.dense
+
+
+def _costs(
+    wanted: Wanted,
+    role: str,
+    matrices: int,
+    size: int,
+    spec: FactorSpec,
+    terms: np.ndarray,
+    dense: np.ndarray,
+    *,
+    alone: bool,
+) -> np.ndarray:
+    """Return the costs for each number of terms: counted at a few, and linear between."""
+    found = np.empty((len(terms), len(COSTS)))
+    found[:, 0] = terms * spec.params * matrices
+    picked = np.unique(np.linspace(0, len(terms) - 1, 5).astype(int))
+    counted = np.array(
+        [
+            _counted(wanted, role, matrices, size, spec.model_copy(update={"rank": int(r)}), dense)
+            if not alone
+            else _counted_alone(wanted, role, spec.model_copy(update={"rank": int(r)}))
+            for r in terms[picked]
+        ]
+    )
+    for column in range(1, len(COSTS)):
+        found[:, column] = np.interp(terms, terms[picked], counted[:, column - 1])
+    return found
+
+
+def _counted_alone(wanted: Wanted, role: str, spec: FactorSpec) -> list[float]:
+    site, factors = wanted.site, {role: spec}
+    costs = [float(site.kind.macs(site.module, wanted.widths, factors, wanted.shapes[0]))]
+    for shapes in wanted.shapes:
+        speed = predict(site.kind.name, site.module, wanted.widths, factors, shapes)
+        costs.append(0.0 if speed is None else speed.converted)
+    return costs
+
+
+def _counted(
+    wanted: Wanted,
+    role: str,
+    matrices: int,
+    size: int,
+    spec: FactorSpec,
+    dense: np.ndarray,
+) -> list[float]:
+    """Return the costs of a role among others: on its factors, or on the weight built once."""
+    steps = dense[1] / max(1, matrices * size)  # rows that it multiplies
+    factored = steps * matrices * bilinear_macs(spec)
+    built = dense[1] + matrices * size * spec.rank
+    return [min(factored, built), dense[2] * 1.05, dense[3] * 1.05]

@@ -1,0 +1,108 @@
+"""How much an error of one layer matters to what the model puts out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import sqrt
+
+import torch
+from torch import Tensor, nn
+
+from bp_convert.calibration.tap import Batches, run_quietly
+from bp_convert.graph.observe import tensors_in
+from bp_convert.graph.walk import Site
+from bp_convert.kinds import Spread
+from bp_convert.kron.metric import Metric
+
+LOST = 0.1  # share of the layer's output energy that the trial takes away
+FEWEST, MOST = 0.02, 50.0  # bounds of a sensitivity: one trial is no certainty
+BATCHES = 2  # that are looked at
+
+
+class Trials:
+    """Takes away a part of one layer at a time and looks at the output.
+
+    A layer's sensitivity is the growth of the model's squared relative error over the layer's own
+    squared relative error, in the metric of its inputs, when the directions of its output that
+    matter least are cut off. Its root is taken: the trial perturbs one layer of a model that is
+    otherwise whole, while later layers are fitted to make up for earlier ones, and measured
+    differences then proved too large. Without data every layer counts alike, 1.
+
+    Args:
+        model: a copy that may be written to; it is left as it was.
+    """
+
+    def __init__(self, model: nn.Module, batches: Batches) -> None:
+        self.model = model.eval()
+        self.batches = batches[:BATCHES]
+        self.wanted = [self._outputs(batch) for batch in self.batches]
+
+    def of(
+        self, site: Site, role: str, metrics: Sequence[Metric], means: Sequence[Tensor]
+    ) -> float:
+        """Return the sensitivity to errors of one role's matrices.
+
+        Args:
+            means: of the inputs of each matrix, (D).
+        """
+        module = self.model.get_submodule(site.name)
+        matrices = [one.detach() for one in site.kind.matrices(module, Spread())[role]]
+        lost = total = 0.0
+        changes: list[Tensor] = []
+        for matrix, metric in zip(matrices, metrics, strict=True):
+            near = _truncated(matrix, metric)
+            lost += metric.energy((matrix - near).float())
+            total += metric.energy(matrix.float())
+            changes.append(near - matrix)
+        if not lost or not total:
+            return 1.0
+        shifts = [-(change @ mean.to(change)) for change, mean in zip(changes, means, strict=True)]
+        with _changed(site, module, role, changes, shifts):
+            grown = self._error()
+        found = grown / (lost / total)
+        return min(MOST, max(FEWEST, sqrt(found))) if found == found else 1.0
+
+    def _outputs(self, batch: tuple[object, object]) -> list[Tensor]:
+        output = run_quietly(self.model, batch)  # type: ignore[arg-type]
+        return [t.float() for t in tensors_in(output) if t.is_floating_point()]
+
+    def _error(self) -> float:
+        gap = size = 0.0
+        for batch, wanted in zip(self.batches, self.wanted, strict=True):
+            for now, then in zip(self._outputs(batch), wanted, strict=True):
+                gap += float((now - then).square().sum(dtype=torch.float64))
+                centre = then.mean(0) if len(then) > 1 else 0.0
+                size += float((then - centre).square().sum(dtype=torch.float64))
+        return gap / size if size else 0.0
+
+
+def _truncated(matrix: Tensor, metric: Metric) -> Tensor:
+    """Cut off the weakest directions of the output, up to a share of its energy."""
+    weight = matrix.float()
+    rows = metric.root(weight)
+    values, vectors = torch.linalg.eigh((rows @ rows.t()).double())  # rising
+    values = values.clamp(min=0)
+    cut = int((values.cumsum(0) <= LOST * values.sum()).sum())
+    weak = vectors[:, : min(max(cut, 1), len(values) - 1)].float()
+    near: Tensor = weight - weak @ (weak.t() @ weight)
+    return near.to(matrix.dtype)
+
+
+@contextmanager
+def _changed(
+    site: Site, module: nn.Module, role: str, changes: Sequence[Tensor], shifts: Sequence[Tensor]
+) -> Iterator[None]:
+    """Add to one role's matrices, and to the bias what keeps the mean; then take it away again."""
+    held = [parameter.detach().clone() for parameter in module.parameters()]
+    with torch.no_grad():
+        site.kind.add(module, role, changes)
+        bias = getattr(module, "bias", None)
+        if isinstance(bias, Tensor):
+            bias.add_(shifts[0].to(bias.dtype))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, kept in zip(module.parameters(), held, strict=True):
+                parameter.copy_(kept)

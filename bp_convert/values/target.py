@@ -1,0 +1,82 @@
+"""A budget in the user's words: a quarter of the parameters, 20 MB, an error of 0.05."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from bp_convert.errors import PlanError
+from bp_convert.values.base import Value
+
+Quantity = Literal["params", "macs", "size", "error"]
+_UNITS = {
+    "": 1,
+    "k": 1e3,
+    "m": 1e6,
+    "g": 1e9,
+    "b": 1,
+    "kb": 1e3,
+    "mb": 1e6,
+    "gb": 1e9,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "%": 0.01,
+}
+_FORM = re.compile(r"(params|macs|size|error)=([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z%]*)", re.I)
+
+
+class Target(Value):
+    """One limit that the converted model has to keep.
+
+    Attributes:
+        quantity: ``params``, ``macs`` (of one example), ``size`` (bytes of the saved file) or
+            ``error`` (estimated relative error of the output).
+        value: a share of the source's where it is at most 1, a count or bytes above; for
+            ``error`` the error itself.
+    """
+
+    quantity: Quantity
+    value: Annotated[float, Field(gt=0)]
+
+    @model_validator(mode="after")
+    def _error_is_relative(self) -> Target:
+        if self.quantity == "error" and self.value >= 1:
+            raise ValueError("an error is relative: between 0 and 1")
+        return self
+
+    @property
+    def is_share(self) -> bool:
+        """Whether ``value`` is a share of the source's."""
+        return self.quantity != "error" and self.value <= 1
+
+    def limit(self, before: float) -> float:
+        """Return the limit in the quantity's own unit, given the source's."""
+        return self.value * before if self.is_share else self.value
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """Read ``params=0.25``, ``params=1.5M``, ``macs=0.5``, ``size=20MB`` or ``error=0.05``.
+
+        Raises:
+            PlanError: any other text.
+        """
+        found = _FORM.fullmatch(text.strip())
+        unit = found[3].lower() if found else ""
+        bytes_only = unit.endswith("b")
+        if found and unit in _UNITS and (not bytes_only or found[1].lower() == "size"):
+            value = float(found[2]) * _UNITS[unit]
+            if value > 0 and not (found[1].lower() == "error" and value >= 1):
+                return cls.model_validate({"quantity": found[1].lower(), "value": value})
+        raise PlanError(
+            where=f"target {text!r}",
+            found="no limit that bp-convert knows",
+            allowed="params=0.25, params=1.5M, macs=0.5, size=20MB or error=0.05: a share of the "
+            "source's up to 1, a count or bytes above it; an error between 0 and 1",
+            fix="write QUANTITY=VALUE, such as params=0.25",
+        )
+
+    def __str__(self) -> str:
+        return f"{self.quantity}={self.value:g}"

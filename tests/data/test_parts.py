@@ -1,0 +1,129 @@
+"""Which examples each part gets, that the same call gives the same, and how sources are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bp_convert.data import adapt, from_tensors, load_examples
+from bp_convert.data.rows import pick
+from tests.data.crafted import first_column, numbered, refuses, spec
+
+
+@pytest.mark.parametrize("total", [1, 2, 5, 10, 33])
+@pytest.mark.parametrize("count", [1, 4, 10])
+@pytest.mark.parametrize("seed", [0, 7])
+def test_the_parts_never_meet(total: int, count: int, seed: int) -> None:
+    first = pick(total, count=count, seed=seed, part="calibrate", where="data")
+    assert len(set(first)) == min(total, count)
+    if count >= total:
+        with refuses("calibration has used"):
+            pick(total, count=4, seed=seed, part="evaluate", held_out=len(first), where="data")
+        return
+    for wanted in (1, 3, 100):
+        last = pick(
+            total, count=wanted, seed=seed, part="evaluate", held_out=len(first), where="data"
+        )
+        assert not set(first) & set(last)
+        assert len(set(last)) == min(wanted, total - len(first))
+
+
+def test_what_is_held_out_makes_the_difference() -> None:
+    first = pick(10, count=6, seed=0, part="calibrate", where="data")
+    careless = pick(10, count=6, seed=0, part="evaluate", where="data")
+    assert set(first) & set(careless)
+
+
+def test_evaluation_takes_from_the_end_whatever_is_held_out() -> None:
+    one = pick(100, count=10, seed=0, part="evaluate", held_out=20, where="data")
+    assert one == pick(100, count=10, seed=0, part="evaluate", held_out=60, where="data")
+
+
+def test_the_same_call_gives_the_same_examples(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", numbered(50, 3))
+    one = load_examples(tmp_path / "x.npy", [spec("3")], count=10)
+    two = load_examples(tmp_path / "x.npy", [spec("3")], count=10)
+    other = load_examples(tmp_path / "x.npy", [spec("3")], count=10, seed=1)
+    assert first_column(one) == first_column(two)
+    assert one.digest == two.digest
+    assert one.digest != other.digest
+    assert set(first_column(one)) != set(first_column(other))
+
+
+def test_the_digest_covers_values_names_dtypes_shapes_and_labels() -> None:
+    x = torch.zeros(4, 2)
+    changed = x.clone()
+    changed[3, 1] = 1
+    digests = [
+        from_tensors(x).digest,
+        from_tensors(changed).digest,
+        from_tensors(x.view(2, 4)).digest,
+        from_tensors(x.to(torch.float64)).digest,
+        from_tensors({"x": x}).digest,
+        from_tensors(x, torch.zeros(4, dtype=torch.int64)).digest,
+        from_tensors(x, torch.ones(4, dtype=torch.int64)).digest,
+    ]
+    assert len(set(digests)) == len(digests)
+    assert from_tensors(x.clone()).digest == digests[0]
+
+
+def test_bad_numbers_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", numbered(4, 3))
+    for options in ({"count": 0}, {"batch": 0}, {"held_out": -1}):
+        with refuses("at least 1"):
+            load_examples(tmp_path / "x.npy", [spec("3")], **options)  # type: ignore[arg-type]
+
+
+def test_unknown_sources_say_what_there_is(tmp_path: Path) -> None:
+    with refuses("nothing with that path", "FILE.py:LOADER"):
+        load_examples(tmp_path / "none.npy", [])
+    with refuses("did you mean FashionMNIST"):
+        load_examples("FashionMINST", [])
+    (tmp_path / "x.csv").write_text("1,2")
+    with refuses("unknown kind, .csv"):
+        load_examples(tmp_path / "x.csv", [])
+
+
+def test_options_are_checked(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", numbered(4, 3))
+    with refuses("the option mean"):
+        load_examples(f"{tmp_path}/x.npy?mean=1", [])
+    with refuses("name=value"):
+        load_examples(f"{tmp_path}/x.npy?mean", [])
+    np.save(tmp_path / "what?.npy", numbered(4, 3))
+    assert load_examples(f"{tmp_path}/what?.npy", []).count == 4
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+class Masked(Plain):
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return x * self.weight
+
+
+def test_models_get_what_they_accept() -> None:
+    x, mask = torch.ones(3, 2), torch.ones(3, 2, dtype=torch.int64)
+    args, kwargs = adapt(Plain().half(), (x,), {"attention_mask": mask, "other": mask})
+    assert args[0].dtype == torch.float16
+    assert set(kwargs) == {"other"}  # what is not optional stays, so that forward complains
+    _, kwargs = adapt(Masked(), (x,), {"attention_mask": mask})
+    assert set(kwargs) == {"attention_mask"}
+    assert kwargs["attention_mask"].dtype == torch.int64
+
+
+def test_models_get_a_copy() -> None:
+    x = torch.ones(3, 2)
+    args, _ = adapt(Plain(), (x,), {})
+    args[0].zero_()
+    assert bool((x == 1).all())
