@@ -329,3 +329,32 @@ def probe_accuracy(vectors: Tensor, labels: Tensor) -> float:
     gram = train.T @ train + 1e-1 * torch.eye(train.shape[1], dtype=torch.float64)
     guess = (test @ torch.linalg.solve(gram, train.T @ wanted)).argmax(1)
     return float((guess == labels[1::2]).float().mean())
+
+
+def verses(count: int, seed: int = 0) -> list[str]:
+    """Return that many verses of the King James Bible, drawn at random from its 31,102."""
+    program = fetch("deb", "bible-kjv", "4.38") / "usr" / "bin" / "bible"
+    data = fetch("deb", "bible-kjv-text", "4.38") / "usr" / "lib"
+    done = subprocess.run(
+        [program, "-f", "-p", data, "Gen1:1-Rev22:21"], check=True, capture_output=True, text=True
+    )
+    lines = [line.partition(" ")[2].strip() for line in done.stdout.splitlines()]
+    lines = [line for line in lines if line]
+    order = torch.randperm(len(lines), generator=torch.Generator().manual_seed(seed))
+    return [lines[i] for i in order[:count]]
+
+
+def speech(language: str, count: int, seed: int = 0) -> Tensor:
+    """Return frames (N, 1024) of telephone prompts at 16 kHz, normalised as Crepe expects."""
+    folder = fetch("deb", f"asterisk-core-sounds-{language}-wav", "1.6.1-1")
+    clips = [path for path in sorted(folder.rglob("*.wav")) if path.stat().st_size > 40_000]
+    generator = torch.Generator().manual_seed(seed)
+    frames = []
+    while len(frames) < count:
+        audio = _read(clips[int(torch.randint(len(clips), (1,), generator=generator))])
+        start = int(torch.randint(len(audio) - 1024, (1,), generator=generator))
+        frame = audio[start : start + 1024]
+        if frame.std() > 1e-2:  # not a pause
+            frames.append(frame - frame.mean())
+    stacked = torch.stack(frames)
+    return stacked / stacked.std(1, keepdim=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bp_convert._version import __version__
 
 if TYPE_CHECKING:
+    from bp_convert.errors import BpConvertError, DataError, PlanError
     from bp_convert.layers import BPLSTM, BPConv1d, BPConv2d, BPConv3d, BPEmbedding, BPLinear
     from bp_convert.pipeline import (
         apply,
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from bp_convert.values.tensors import TensorSpec
 
 _HOME = {
+    "BpConvertError": "errors",
+    "DataError": "errors",
+    "PlanError": "errors",
     "BPConv1d": "layers",
     "BPConv2d": "layers",
     "BPConv3d": "layers",
@@ -62,9 +66,12 @@ __all__ = [
     "BPConv3d",
     "BPEmbedding",
     "BPLinear",
+    "BpConvertError",
+    "DataError",
     "FactorSpec",
     "LayerRule",
     "Plan",
+    "PlanError",
     "Report",
     "Settings",
     "TensorSpec",

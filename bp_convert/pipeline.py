@@ -15,9 +15,12 @@ from torch import nn
 from bp_convert._version import __version__
 from bp_convert.costs import measure as measure_latency
 from bp_convert.counting import recount
+from bp_convert.data import Data, Examples, adapt, examples_for
 from bp_convert.errors import PlanError, VerificationError
+from bp_convert.evaluation import Scorer
 from bp_convert.files import Loaded, is_converted, load_model
 from bp_convert.files import check_output as _check_output
+from bp_convert.fitting import fit_to_data
 from bp_convert.graph.channel_map import ChannelMaps, measure_maps
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import make_inputs
@@ -41,6 +44,8 @@ from bp_convert.values.tensors import TensorSpec
 from bp_convert.verify import fingerprint_of_data, verify
 
 Progress = Callable[[str, int, int], None]
+MISSED = "fitted to its weight alone: "
+UNFITTED = "fitted to the weights alone, though planned on data: give it again ({})"
 CHECK_BATCH = 2  # batch norm in train mode needs more than one
 
 
@@ -98,30 +103,49 @@ def plan(
     settings: Settings | None = None,
     inputs: Sequence[TensorSpec | str] | None = None,
     *,
+    calibrate: Data | None = None,
     progress: Progress | None = None,
     **asked: Any,
 ) -> Plan:
     """Decide what becomes of every layer of ``model``; change nothing.
 
     Args:
-        settings: the request; its fields may also be given as keywords, such as ``alpha=2``.
+        settings: the request; its fields may also be given as keywords, such as ``alpha=2`` or
+            ``target="params=0.25"``.
         inputs: example inputs, as TensorSpec or text such as ``"3x224x224"``.
+        calibrate: data by which a target is spent: Examples, tensors, a loader, or a source as
+            the command line takes it. Labels are not needed.
         progress: called with words, steps done and their number.
 
     Raises:
-        PlanError: the request does not fit the model.
+        PlanError: the request does not fit the model, or a target is out of reach.
+        DataError: the data does not fit the model.
         TraceError: the model does not run on the input.
     """
-    return make_plan(model, _settings(settings, inputs, asked), progress=progress)
+    given = _settings(settings, inputs, asked)
+    examples = None if calibrate is None else examples_for(model, calibrate, given)
+    return make_plan(model, given, examples=examples, progress=progress)
 
 
-def apply(model: nn.Module, plan: Plan, *, progress: Progress | None = None) -> nn.Module:
+def apply(
+    model: nn.Module,
+    plan: Plan,
+    *,
+    calibrate: Data | None = None,
+    progress: Progress | None = None,
+) -> nn.Module:
     """Return a converted copy of ``model``; the source stays bit-identical.
+
+    Args:
+        calibrate: data that the factors are fitted to, as for ``plan``; None fits the weights.
 
     Raises:
         PlanError: the plan was made for another model, or edited into something impossible.
+        DataError: the data does not fit the model.
     """
-    return _apply(model, recount(model, plan), progress).model
+    plan = recount(model, plan)
+    examples = None if calibrate is None else examples_for(model, calibrate, plan.settings)
+    return _apply(model, plan, progress, examples).model
 
 
 def convert(
@@ -130,6 +154,9 @@ def convert(
     inputs: Sequence[TensorSpec | str] | None = None,
     *,
     plan: Plan | None = None,
+    calibrate: Data | None = None,
+    evaluate: Data | None = None,
+    metric: str | None = None,
     device: str | None = None,
     dtype: str | None = None,
     measure: Sequence[int] = (),
@@ -143,6 +170,12 @@ def convert(
         settings: the request; its fields may also be given as keywords, such as ``alpha=2``.
         inputs: example inputs, as TensorSpec or text such as ``"3x224x224"``.
         plan: a plan to apply instead of making one.
+        calibrate: data by which a target is spent and to which the factors are fitted, as for
+            ``plan``; some 256 to 1,024 examples are enough, and labels are not needed.
+        evaluate: data to score on, before and after; none of it is calibrated on where it comes
+            from the same source.
+        metric: what to score, as ``bp_convert.evaluation.Scorer`` knows it; None takes the
+            accuracy where there are labels, else the cosine similarity to the source's output.
         device: where the result goes; None leaves it where the source is.
         dtype: floating dtype of the result, such as ``bfloat16``; None keeps the source's.
         measure: batch sizes at which latency is measured.
@@ -154,18 +187,28 @@ def convert(
         converted the model is a plain copy and the report says so.
 
     Raises:
-        PlanError, TraceError: as ``plan``.
+        PlanError, TraceError, DataError: as ``plan``.
         VerificationError: the result does not behave as planned.
     """
     start = time.perf_counter()
     before = fingerprint_of_data(model)
+    given = _settings(settings, inputs, asked) if plan is None else plan.settings
+    examples = None if calibrate is None else examples_for(model, calibrate, given)
+    scorer = None
+    if evaluate is not None:
+        held_out = examples.count if examples is not None and calibrate == evaluate else 0
+        scorer = Scorer(
+            model,
+            examples_for(model, evaluate, given, part="evaluate", held_out=held_out),
+            metric,
+        )
     if plan is None:
-        plan = make_plan(model, _settings(settings, inputs, asked), progress=progress)
+        plan = make_plan(model, given, examples=examples, progress=progress)
     else:
         plan = recount(model, plan)
-    done = _apply(model, plan, progress)
+    done = _apply(model, plan, progress, examples)
     _check_counts(done.model, plan)
-    checked = _verified(model, plan, done, before, progress)
+    checked = _verified(model, plan, done, before, progress, examples)
     result = done.model
     if dtype is not None or device is not None:
         result = result.to(device=device, dtype=_dtype(dtype))
@@ -176,9 +219,10 @@ def convert(
         for batch in measure
         if plan.inputs
     )
-    report = report_of(plan, done, source=source).model_copy(
+    report = report_of(plan, done, source=source, fitted_to=_words(examples, plan)).model_copy(
         update={
             "verification": checked,
+            "scores": (scorer.score(result),) if scorer is not None else (),
             "latency": latency,
             "seconds": time.perf_counter() - start,
         }
@@ -186,13 +230,24 @@ def convert(
     return result, report.model_copy(update={"verdict": verdict(report)})
 
 
-def report_of(plan: Plan, done: Converted | None = None, *, source: str = "") -> Report:
-    """Put a plan, and what its conversion gave, into a report."""
+def report_of(
+    plan: Plan, done: Converted | None = None, *, source: str = "", fitted_to: str = ""
+) -> Report:
+    """Put a plan, and what its conversion gave, into a report.
+
+    Args:
+        source: words on where the model came from.
+        fitted_to: words on the data that the factors were fitted to.
+    """
+    notes = plan.notes
+    if done is not None and plan.calibration and not fitted_to:
+        notes = (*notes, UNFITTED.format(plan.calibration))
     errors: dict[str, float | None] = dict(done.errors) if done else {}
-    random = done.random if done else {}
+    remarks = {name: NOISE + why for name, why in (done.random if done else {}).items()}
+    remarks |= {name: MISSED + why for name, why in (done.missed if done else {}).items()}
     layers = tuple(
-        row.model_copy(update={"notes": (*row.notes, NOISE + random[row.name])})
-        if row.name in random and not any(note.startswith(NOISE) for note in row.notes)
+        row.model_copy(update={"notes": (*row.notes, remarks[row.name])})
+        if row.name in remarks and remarks[row.name] not in row.notes
         else row
         for row in rows(plan, errors)
     )
@@ -204,7 +259,10 @@ def report_of(plan: Plan, done: Converted | None = None, *, source: str = "") ->
         source=source,
         inputs=tuple(str(spec) for spec in plan.inputs),
         assumed=plan.assumed,
-        notes=plan.notes,
+        notes=notes,
+        targets=tuple(map(str, plan.settings.target)),
+        estimated_error=plan.error,
+        calibration=fitted_to or (plan.calibration if done is None else ""),
         versions={
             "bp-convert": __version__,
             "torch": torch.__version__,
@@ -235,6 +293,7 @@ __all__ = [
     "apply",
     "check_output",
     "convert",
+    "examples_for",
     "inspect",
     "is_converted",
     "load",
@@ -271,11 +330,53 @@ def _settings(
         ) from None
 
 
-def _apply(model: nn.Module, plan: Plan, progress: Progress | None) -> Converted:
+def _apply(
+    model: nn.Module, plan: Plan, progress: Progress | None, examples: Examples | None = None
+) -> Converted:
     maps = _maps(model, plan, progress)
-    done = apply_plan(model, plan, maps, progress=progress)
+    if examples is not None and not _fits_data(plan):
+        examples = None
+    if examples is None:
+        done = apply_plan(model, plan, maps, progress=progress)
+    else:
+        _check_fittable(plan)
+        # To the weights first, for the layers that no data reaches.
+        done = apply_plan(model, plan, maps, progress=progress)
+        errors, missed = fit_to_data(model, done.model, plan, examples.batches, progress)
+        done.errors.update(errors)
+        done.missed.update(missed)
     setattr(done.model, PLAN_ATTRIBUTE, plan.model_dump_json(by_alias=True))
     return done
+
+
+def _fits_data(plan: Plan) -> bool:
+    """Return whether factors follow the data where there is some."""
+    return plan.settings.method not in ("svd", "kron")
+
+
+def _words(examples: Examples | None, plan: Plan) -> str:
+    if examples is None or not _fits_data(plan):
+        return ""
+    return f"{examples.source} (sha256 {examples.digest})"
+
+
+def _check_fittable(plan: Plan) -> None:
+    """Refuse to fit a widened model: its layers have no inputs in the source to follow."""
+    widened = next(
+        (
+            one
+            for one in plan.layers
+            if one.inputs[0] != one.inputs[1] or one.outputs[0] != one.outputs[1]
+        ),
+        None,
+    )
+    if widened is not None:
+        raise PlanError(
+            where=f"{widened.name} ({widened.kind})",
+            found="a widened layer and calibration data",
+            allowed="fitting to data at alpha 1",
+            fix="leave the calibration data out: a widened model starts from the weights",
+        )
 
 
 def _maps(model: nn.Module, plan: Plan, progress: Progress | None) -> ChannelMaps | None:
@@ -294,11 +395,16 @@ def _verified(
     done: Converted,
     before: Any,
     progress: Progress | None,
+    examples: Examples | None = None,
 ) -> Verification | None:
-    if not plan.inputs:
+    if not plan.inputs and examples is None:
         return None
     if progress is not None:
         progress("running it against the source", 0, 1)
+    if examples is not None:
+        args, kwargs = adapt(model, *examples.batches[0])
+        found = verify(model, done.model, args, kwargs, new=done.new, before=before)
+        return found.model_copy(update={"on": "calibration data"})
     args, kwargs = make_inputs(
         model, plan.inputs, batch=CHECK_BATCH, seed=plan.settings.seed, device=_device(model)
     )

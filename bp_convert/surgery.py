@@ -34,12 +34,14 @@ class Converted:
         errors: relative Frobenius error of each fitted layer.
         new: names of the parameters that conversion made or re-dimensioned.
         random: layers that start from noise, with the reason.
+        missed: layers that were to be fitted to data and are not, with the reason.
     """
 
     model: nn.Module
     errors: dict[str, float] = field(default_factory=dict)
     new: tuple[str, ...] = ()
     random: dict[str, str] = field(default_factory=dict)
+    missed: dict[str, str] = field(default_factory=dict)
 
 
 def fingerprint(model: nn.Module) -> str:

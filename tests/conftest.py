@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 
 import pytest
 import torch
@@ -16,6 +17,16 @@ def _same_start() -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     torch.set_default_dtype(dtype)
+
+
+NUMBERS = count()
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep every test from the user's cache and from each other's."""
+    folder = tmp_path_factory.getbasetemp() / "caches" / str(next(NUMBERS))
+    monkeypatch.setenv("BP_CONVERT_CACHE", str(folder))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -70,3 +70,16 @@ def lstm(x: Tensor, layers: list[list[dict[str, Tensor]]], hidden: int) -> Tenso
             outputs.append(torch.stack(steps))
         x = torch.cat(outputs, -1)
     return x
+
+
+def spread_moment(size: int, ratio: float = 100.0) -> Tensor:
+    """Draw a positive definite matrix whose eigenvalues span ``ratio``, in float64."""
+    turn = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64))[0]
+    values = torch.logspace(0, -1, size, ratio, dtype=torch.float64)
+    moment = turn * values @ turn.t()
+    return (moment + moment.t()) / 2
+
+
+def square(root: Tensor) -> Tensor:
+    """Write a diagonal out."""
+    return torch.diag(root) if root.dim() == 1 else root

@@ -57,7 +57,8 @@ def order_of(model: nn.Module, sites: Sequence[Site], batches: Batches) -> Order
             normed.add(made[id(args[0])])
 
     for site in sites:
-        handles.append(site.module.register_forward_hook(note(site.name)))
+        called = model.get_submodule(site.name)
+        handles.append(called.register_forward_hook(note(site.name)))
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             handles.append(module.register_forward_pre_hook(ask))

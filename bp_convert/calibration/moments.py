@@ -2,7 +2,8 @@
 
 Memory: D^2 numbers of float32 for a weight of D columns up to ``WIDE``, twice that while two
 models are compared; beyond, C^2 + S^2 for a convolution of C channels and S kernel places, and D
-for other weights. Rows are added batch by batch and never kept.
+for other weights. Rows are added batch by batch and never kept. Where a mean is to be taken off,
+they are counted from the first batch's mean: squares of a large mean would drown the variance.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ WIDE = 5120  # columns up to which a full moment is gathered
 ROWS = 16_384  # rows of a layer that are looked at, or
 TIMES = 12  # that many times its columns, if that is more
 SAMPLE, EACH = 1024, 64  # pairs of rows that are kept to measure errors on, and of each batch
-SMOOTH = 0.1  # share of an embedding's metric that is spread over rows that were not looked up
+SMOOTH = 0.3  # share of an embedding's metric that is spread over rows that were not looked up
 
 
 def rows_wanted(columns: int) -> int:
@@ -52,6 +53,8 @@ class Moment:
         self.count = 0
         self.total = torch.zeros(columns, dtype=torch.float64)
         self.other_total = torch.zeros(columns, dtype=torch.float64)
+        self.start = torch.zeros(columns)  # what rows are counted from
+        self.other_start = torch.zeros(columns)
         self.full = columns <= WIDE and not lookup
         self.samples: list[tuple[Tensor, Tensor]] = []
         self.cross = torch.zeros(columns, columns) if cross and self.full else None
@@ -73,25 +76,32 @@ class Moment:
             self.count += len(rows)
             return
         rows = rows.detach().to("cpu", torch.float32)
+        if not len(rows):
+            return
+        if self.centred and not self.count:
+            self.start = rows.mean(0, dtype=torch.float64).float()
         self.count += len(rows)
         self.total += rows.sum(0, dtype=torch.float64)
+        near = rows - self.start if self.centred else rows
         if self.full:
-            self.moments[0].addmm_(rows.t(), rows)
+            self.moments[0].addmm_(near.t(), near)
         elif self.kernel:
-            apart = rows.view(len(rows), -1, prod(self.kernel))  # (n, C, S)
+            apart = near.view(len(rows), -1, prod(self.kernel))  # (n, C, S)
             flat = apart.transpose(1, 2).reshape(-1, apart.shape[1])  # (n*S, C)
             self.moments[0].addmm_(flat.t(), flat)
             flat = apart.reshape(-1, apart.shape[2])  # (n*C, S)
             self.moments[1].addmm_(flat.t(), flat)
         else:
-            self.moments[0].add_(rows.square().sum(0, dtype=torch.float64))
+            self.moments[0].add_(near.square().sum(0, dtype=torch.float64))
         if other is not None:
             if sum(len(ours) for ours, _ in self.samples) < SAMPLE:
                 self.samples.append((rows[:EACH].clone(), other[:EACH].detach().cpu().float()))
             other = other.detach().to("cpu", torch.float32)
+            if self.centred and self.count == len(rows):
+                self.other_start = other.mean(0, dtype=torch.float64).float()
             self.other_total += other.sum(0, dtype=torch.float64)
             if self.cross is not None:
-                self.cross.addmm_(other.t(), rows)
+                self.cross.addmm_((other - self.other_start).t(), near)
 
     @property
     def mean(self) -> Tensor:
@@ -109,17 +119,17 @@ class Moment:
         if self.lookup:
             shares = self.moments[0] / count
             return Diagonal((1 - SMOOTH) * shares + SMOOTH / self.columns)
-        mean = self.mean if self.centred else torch.zeros_like(self.mean)
+        mean = self.mean - self.start if self.centred else torch.zeros_like(self.mean)
         if self.full:
             return Full((self.moments[0].double() / count - torch.outer(mean, mean)).float())
         if self.kernel:
             places = prod(self.kernel)
-            channel = mean.view(-1, places).mean(1)
-            first = self.moments[0].double() / (count * places) - torch.outer(channel, channel)
-            offset = channel.square().mean()
-            second = self.moments[1].double() / (count * len(channel)) - offset
-            scale = second.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny)
-            return Product(first.float(), (second / scale).float())
+            apart = mean.view(-1, places)  # (C, S)
+            first = self.moments[0].double() / (count * places) - apart @ apart.t() / places
+            second = self.moments[1].double() / count - apart.t() @ apart
+            level = float(second.diagonal().mean())
+            second = second / level if level > 0 else torch.zeros_like(second)
+            return Product(first.float(), second.float())
         spread = self.moments[0] / count - mean.square()
         level = float(spread.mean())
         floor = 1e-3 * level if level > 0 else 1.0
@@ -147,5 +157,6 @@ class Moment:
             return None
         both = self.cross.double() / max(1, self.count)
         if self.centred:
-            both = both - torch.outer(self.other_mean, self.mean)
+            far, near = self.other_mean - self.other_start, self.mean - self.start
+            both = both - torch.outer(far, near)
         return both

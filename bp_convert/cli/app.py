@@ -45,6 +45,13 @@ def convert(
     trust: o.Trust = None,
     allow_missing: o.AllowMissing = False,
     input: o.Input = None,
+    target: o.Targets = None,
+    calibrate: o.Calibrate = None,
+    examples: o.Count = 512,
+    tokenizer: o.Tokenizer = None,
+    method: o.Method = "auto",
+    evaluate: o.Evaluate = None,
+    metric: o.Metric = None,
     alpha: o.Alpha = 1.0,
     rank: o.Rank = "1",
     pairs: o.Pairs = "fast",
@@ -74,16 +81,17 @@ def convert(
     Every Linear, Conv, Embedding and LSTM weight becomes a sum of Kronecker products of two
     small matrices, and the result is used like the original.
     """
-    given = _given(ctx)
-    _check_together(ctx, given, plan)
+    stands = _given(ctx)
+    _check_together(ctx, stands, plan)
     with errors_shown():
+        from bp_convert.cli.data import Data, tokenizer_in
         from bp_convert.cli.outputs import check_outputs, write_reports
         from bp_convert.cli.settings import settings_from
 
-        asked = settings_from(settings, given)
-        target = output or Path(f"{model.stem}-bp.pt")
+        asked = settings_from(settings, stands)
+        goal = output or Path(f"{model.stem}-bp.pt")
         reports, timed = report or [], measure or batch is not None
-        check_outputs(None if dry_run else target, reports=reports, plan_out=plan_out, force=force)
+        check_outputs(None if dry_run else goal, reports=reports, plan_out=plan_out, force=force)
         from bp_convert import pipeline
 
         with progress_shown(quiet=quiet or json_only) as progress:
@@ -91,11 +99,17 @@ def convert(
                 model, arch=arch, trust=trust or (), allow_missing=allow_missing
             )
             source = pipeline.moved(loaded.model, device)
-            made = (
-                pipeline.read_plan(plan)
-                if plan is not None
-                else pipeline.plan(source, asked, progress=progress)
+            made = pipeline.read_plan(plan) if plan is not None else None
+            data = Data(
+                calibrate,
+                evaluate,
+                count=examples,
+                tokenizer=tokenizer or tokenizer_in(model, arch),
+                settings=asked if made is None else made.settings,
             )
+            given = data.calibration(source)
+            if made is None:
+                made = pipeline.plan(source, asked, calibrate=given, progress=progress)
             written = [pipeline.write_plan(made, plan_out, force)] if plan_out else []
             if dry_run:
                 result = pipeline.report_of(made, source=loaded.source)
@@ -103,6 +117,9 @@ def convert(
                 small, result = pipeline.convert(
                     source,
                     plan=made,
+                    calibrate=given,
+                    evaluate=data.evaluation(source),
+                    metric=metric,
                     device=device,
                     dtype=dtype,
                     measure=(batch or BATCHES) if timed else (),
@@ -114,7 +131,7 @@ def convert(
             result = result.model_copy(update={"notes": notes})
             done = bool(made.converted or made.resizes)
             if not dry_run and done:
-                written += pipeline.save(small, target, arch=loaded.arch, force=force)
+                written += pipeline.save(small, goal, arch=loaded.arch, force=force)
         written += write_reports(result, reports, force=force)
         _print(result, json_only=json_only, quiet=quiet, verbose=verbose)
         _print_files(written, quiet=quiet or json_only)
@@ -202,7 +219,8 @@ def _given(ctx: typer.Context) -> dict[str, Any]:
     names = {
         "alpha": "alpha", "rank": "rank", "pairs": "pairs", "init": "init", "include": "include",
         "exclude": "exclude", "convert_head": "convert_head", "seed": "seed",
-        "convert_anyway": "convert_anyway", "input": "inputs",
+        "convert_anyway": "convert_anyway", "input": "inputs", "target": "target",
+        "method": "method",
     }  # fmt: skip
     given: dict[str, Any] = {}
     for option, field in names.items():
@@ -225,6 +243,25 @@ def _check_together(ctx: typer.Context, given: dict[str, Any], plan: Path | None
         raise typer.BadParameter(
             f"{option} is for making a plan, and --plan applies one that is made. Leave {option} "
             "out, or make another plan with --plan-out",
+            ctx=ctx,
+        )
+    if not _stands_there(ctx, "calibrate"):
+        for option in ("examples", "tokenizer"):
+            if _stands_there(ctx, option) and not _stands_there(ctx, "evaluate"):
+                raise typer.BadParameter(
+                    f"--{option} is about data, and there is none. Add --calibrate", ctx=ctx
+                )
+    if _stands_there(ctx, "metric") and not _stands_there(ctx, "evaluate"):
+        raise typer.BadParameter("--metric needs data to score on. Add --evaluate", ctx=ctx)
+    if _stands_there(ctx, "target") and (_stands_there(ctx, "rank") or _stands_there(ctx, "pairs")):
+        raise typer.BadParameter(
+            "--target chooses pairs and terms, --rank and --pairs set them. Give one or the "
+            "other; a settings file can set them for single layers",
+            ctx=ctx,
+        )
+    if ctx.params["dry_run"] and _stands_there(ctx, "evaluate"):
+        raise typer.BadParameter(
+            "a dry run makes nothing that --evaluate could score. Leave one of the two out",
             ctx=ctx,
         )
     timed = _stands_there(ctx, "measure") or _stands_there(ctx, "batch")

@@ -9,14 +9,16 @@ from typing import Annotated
 import typer
 
 FROM = "The model file   bp-convert weights.pth --arch torchvision:resnet18"
-SIZE = "How small, how wide   bp-convert model.pt --alpha 2   or   --rank 0.25"
+GOAL = "A budget, fitted to data   bp-convert model.pt --target params=0.25 --calibrate images/"
+SIZE = "Or by hand: how small, how wide   --alpha 2   or   --rank 0.25"
 WHICH = "Which layers   --include 'layer4.*' --exclude layer4.0.conv1"
 OUT = "What comes out   -o small.pt --report small.html --measure"
 PLAN = "Plan first   --dry-run --plan-out plan.json, edit it, then --plan plan.json"
 TALK = "How it talks   --quiet   or   --json"
 
 EPILOG = (
-    "Other commands: bp-convert inspect MODEL (what is in a file), bp-convert dense FILE -o OUT "
+    "Other commands: bp-convert probe MODEL (how far each layer can be compressed), bp-convert "
+    "sweep MODEL (several targets in one table), bp-convert inspect MODEL (what is in a file), bp-convert dense FILE -o OUT "
     "(back to plain torch layers), bp-convert demo, bp-convert schema (of --json). "
     "Exit codes: 0 done, 1 input or conversion error, 2 usage, 3 nothing converted, "
     "4 verification failed."
@@ -105,6 +107,76 @@ Input = Annotated[
         help="One example input: 3x224x224, or [NAME=][DTYPE:]SHAPE[<HIGH] with the batch axis, "
         "such as tokens=int64:1x16<30000. Repeat for several inputs.",
         rich_help_panel=FROM,
+    ),
+]
+Targets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--target",
+        metavar="WHAT=LIMIT",
+        help="Choose pairs and terms layer by layer for the least error within a limit: "
+        "params=0.25, params=1.5M, macs=0.5, size=20MB, error=0.05. Repeat for several.",
+        rich_help_panel=GOAL,
+    ),
+]
+Calibrate = Annotated[
+    str | None,
+    typer.Option(
+        "--calibrate",
+        metavar="DATA",
+        help="Fit to what the layers see on these examples (no labels needed): an image folder, "
+        "a .npy, .npz or .safetensors of inputs, a .txt, FILE.py:LOADER, or a torchvision data "
+        "set's name.",
+        rich_help_panel=GOAL,
+    ),
+]
+Count = Annotated[
+    int,
+    typer.Option(
+        "--examples",
+        metavar="N",
+        min=1,
+        help="Examples to calibrate on; 256 to 1024 are enough.",
+        rich_help_panel=GOAL,
+    ),
+]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="FOLDER",
+        help="Of a transformers tokenizer, for text. Default: the model's own folder.",
+        rich_help_panel=GOAL,
+    ),
+]
+Method = Annotated[
+    str,
+    typer.Option(
+        "--method",
+        metavar="NAME",
+        callback=choice("auto", "svd", "svd-data", "kron", "kron-data"),
+        help="auto, svd, svd-data, kron or kron-data: low rank alone or all Kronecker sums, "
+        "by the weights or by the data.",
+        rich_help_panel=GOAL,
+    ),
+]
+Evaluate = Annotated[
+    str | None,
+    typer.Option(
+        "--evaluate",
+        metavar="DATA",
+        help="Score before and after on these examples, none of which is calibrated on.",
+        rich_help_panel=GOAL,
+    ),
+]
+Metric = Annotated[
+    str | None,
+    typer.Option(
+        "--metric",
+        metavar="NAME",
+        help="accuracy, topK, perplexity, cosine, error or FILE.py:METRIC. Default: accuracy "
+        "with labels, else cosine to the source's output.",
+        rich_help_panel=GOAL,
     ),
 ]
 Alpha = Annotated[

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from bp_convert.data.door import Data, examples_for
 from bp_convert.data.examples import Examples, adapt
 from bp_convert.data.load import from_loader, from_tensors, load_examples
 
-__all__ = ["Examples", "adapt", "from_loader", "from_tensors", "load_examples"]
+__all__ = [
+    "Data",
+    "Examples",
+    "adapt",
+    "examples_for",
+    "from_loader",
+    "from_tensors",
+    "load_examples",
+]

@@ -9,75 +9,103 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bp_convert.calibration.tap import Batches, run_quietly
+from bp_convert.graph.clone import shadow
 
 LEAST, MOST = 0.25, 4.0  # bounds of the factor by which a variance is taken to have changed
 
 
-@torch.no_grad()
-def settle_norms(source: nn.Module, converted: nn.Module, batches: Batches) -> None:
-    """Shift running means and scale running variances by what conversion changed, in place.
+class Norms:
+    """Keeps a converted model's batch norms in step with the source's while both run.
 
-    The statistics of both models are taken on the same data, and only their difference is
-    carried over: what the source learnt on its own training data stays, however few the
-    examples. Norms are settled one after the other, as each changes what the next one gets.
+    Running means are shifted and running variances scaled by what conversion changed. Statistics
+    of both models are taken on the same data, and only their difference is carried over: what the
+    source learnt on its own training data stays, however few the examples. A norm is settled
+    before it computes, from all batches since ``restart``, so that what is behind it gets what it
+    will get from the finished model.
+
+    Each batch must go through ``source`` first, then through ``converted``, in eval mode.
     """
-    names = [
-        name
-        for name, module in source.named_modules()
-        if isinstance(module, _BatchNorm) and module.running_mean is not None
-    ]
-    if not names:
-        return
-    before = _statistics(source, names, batches, settle=None)
-    _statistics(converted, names, batches, settle=before)
 
+    def __init__(self, source: nn.Module, converted: nn.Module) -> None:
+        self.pairs = {
+            name: (module, converted.get_submodule(name))
+            for name, module in source.named_modules()
+            if isinstance(module, _BatchNorm) and module.running_mean is not None
+        }
+        self.restart()
 
-def _statistics(
-    model: nn.Module,
-    names: list[str],
-    batches: Batches,
-    settle: dict[str, tuple[Tensor, Tensor]] | None,
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return mean and variance of each norm's inputs; with ``settle``, correct the norms so."""
-    sums: dict[str, list[Any]] = {}
-    modules = {name: model.get_submodule(name) for name in names}
+    def restart(self) -> None:
+        """Forget all statistics: a layer has changed."""
+        self.sums = {name: (_Sums(), _Sums()) for name in self.pairs}
 
-    def hook(name: str) -> Any:
+    def __enter__(self) -> Norms:
+        self.handles = [
+            module.register_forward_pre_hook(self._hook(name, side))
+            for name, pair in self.pairs.items()
+            for side, module in enumerate(pair)
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    def _hook(self, name: str, side: int) -> Any:
+        @torch.no_grad()
         def add(_: nn.Module, args: Any) -> None:
-            x = args[0]
-            axes = [axis for axis in range(x.dim()) if axis != 1]
-            count = x.numel() // x.shape[1]
-            held = sums.setdefault(name, [0, 0.0, 0.0])
-            held[0] += count
-            held[1] = held[1] + x.double().sum(axes)
-            held[2] = held[2] + x.double().square().sum(axes)
+            self.sums[name][side].add(args[0])
+            if side:
+                self._settle(name)
 
         return add
 
-    handles = [module.register_forward_pre_hook(hook(name)) for name, module in modules.items()]
-    training = [m for m in model.modules() if m.training]
-    model.eval()
-    try:
+    def _settle(self, name: str) -> None:
+        source, converted = self.pairs[name]
+        assert isinstance(source, _BatchNorm)
+        assert isinstance(converted, _BatchNorm)
+        assert source.running_mean is not None
+        assert source.running_var is not None
+        assert converted.running_mean is not None
+        assert converted.running_var is not None
+        (old_mean, old_variance), (mean, variance) = (one.moments() for one in self.sums[name])
+        tiny = 1e-12 + 1e-6 * old_variance
+        factor = ((variance + tiny) / (old_variance + tiny)).clamp(LEAST, MOST)
+        converted.running_mean.copy_(source.running_mean + (mean - old_mean))
+        converted.running_var.copy_(source.running_var * factor)
+
+
+class _Sums:
+    """Mean and variance by channel, added up in float64."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total: Any = 0.0
+        self.squares: Any = 0.0
+
+    def add(self, x: Tensor) -> None:
+        axes = [axis for axis in range(x.dim()) if axis != 1]
+        count = x.numel() // x.shape[1]
+        variance, mean = torch.var_mean(x.float(), axes, correction=0)
+        self.count += count
+        self.total = self.total + count * mean.double()
+        self.squares = self.squares + count * (variance.double() + mean.double().square())
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        mean = self.total / self.count
+        return mean, (self.squares / self.count - mean.square()).clamp(min=0)
+
+
+@torch.no_grad()
+def settle_norms(source: nn.Module, converted: nn.Module, batches: Batches) -> None:
+    """Settle all norms of ``converted`` on the data, in place."""
+    before, after = shadow(source).eval(), shadow(converted).eval()
+    with Norms(before, after) as norms:
+        if not norms.pairs:
+            return
         for batch in batches:
-            run_quietly(model, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module in training:
-            module.training = True
-    found = {}
-    for name, (count, total, squares) in sums.items():
-        mean = total / count
-        found[name] = (mean, (squares / count - mean.square()).clamp(min=0))
-    if settle is not None:
-        for name, (mean, variance) in found.items():
-            module = modules[name]
-            assert isinstance(module, _BatchNorm)
-            assert module.running_mean is not None
-            assert module.running_var is not None
-            old_mean, old_variance = settle[name]
-            tiny = 1e-12 + 1e-6 * old_variance
-            factor = ((variance + tiny) / (old_variance + tiny)).clamp(LEAST, MOST)
-            module.running_mean.add_((mean - old_mean).to(module.running_mean.dtype))
-            module.running_var.mul_(factor.to(module.running_var.dtype))
-    return found
+            run_quietly(before, batch)
+            run_quietly(after, batch)
+    for name, (_, settled) in norms.pairs.items():
+        kept = dict(converted.get_submodule(name).named_buffers())
+        for key in ("running_mean", "running_var"):
+            kept[key].copy_(settled.get_buffer(key))

@@ -26,13 +26,13 @@ from bp_convert.calibration.gather import (
 )
 from bp_convert.calibration.moments import Moment
 from bp_convert.calibration.tap import Batches, Tap, token_mask
-from bp_convert.fitting.norms import settle_norms
+from bp_convert.fitting.norms import Norms, settle_norms
+from bp_convert.graph.clone import shadow
 from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Spread
 from bp_convert.kron.columns import Columns
 from bp_convert.kron.fit import fit_in_metric, natural
 from bp_convert.kron.metric import Full, Metric
-from bp_convert.search.curves import widened
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.plan import Plan
 
@@ -68,7 +68,8 @@ def fit_to_data(
     wanted = [sites[layer.name] for layer in plan.converted]
     if not wanted:
         return {}, {}
-    order = order_of(source, wanted, batches)
+    before, after = shadow(source), shadow(converted)  # for models that write on themselves
+    order = order_of(before, wanted, batches)
     stages = _stages(order)
     errors: dict[str, float] = {}
     for number, names in enumerate(stages):
@@ -76,7 +77,7 @@ def fit_to_data(
             progress(f"fitting {names[0]}", number, len(stages))
         stage = [sites[name] for name in names]
         centred = centred_sites(stage, order)
-        moments = _compared(source, converted, stage, order, batches)
+        moments = _compared(before, after, stage, order, batches)
         for site in stage:
             errors[site.name] = _fit(site, converted, moments, site.name in centred)
     settle_norms(source, converted, batches)
@@ -111,7 +112,8 @@ def _compared(
     gatherer = Gatherer(stage, order, sum(map(batch_size, batches)), cross=True)
     names = [site.name for site in stage]
     calls = {name: order.calls[name] for name in names}
-    with Tap(source, names, calls) as one, Tap(converted, names, calls) as two:
+    norms = Norms(source, converted)
+    with norms, Tap(source, names, calls) as one, Tap(converted, names, calls) as two:
         for number, batch in enumerate(batches):
             before, after = one.run(batch), two.run(batch)
             gatherer.add(after, number, batch_size(batch), token_mask(batch), before)
@@ -135,9 +137,7 @@ def _fit(site: Site, converted: nn.Module, moments: Moments, centred: bool) -> f
             metric = metrics[id(moment)]
             weight = matrix.detach().float()
             target = _target(weight, moment, metric)
-            near = fit_in_metric(
-                widened(target, spec), spec, columns, metric, sweeps=SWEEPS, name=site.name
-            )
+            near = fit_in_metric(target, spec, columns, metric, sweeps=SWEEPS, name=site.name)
             kind.place(twin, role, index, near.w1, near.w2)
             fitted = natural(near.w1, near.w2, columns)[:, : weight.shape[1]]
             if centred and not kind.lookup:

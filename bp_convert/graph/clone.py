@@ -47,6 +47,12 @@ def clone_to_meta(model: M, modules: Mapping[nn.Module, nn.Module] | None = None
     return clone(model, modules, {id(tensor): to_meta(tensor) for tensor in all_tensors(model)})
 
 
+def shadow(model: M) -> M:
+    """Copy all of ``model`` but its parameters, which are shared: what a forward writes on its
+    module, such as a counter or a buffer, stays with the copy."""
+    return clone(model, None, {id(one): one for one in model.parameters()})
+
+
 def to_meta(tensor: Tensor) -> Tensor:
     """Return a tensor of the same shape, dtype and class that holds no data."""
     empty = torch.empty_like(tensor, device="meta")

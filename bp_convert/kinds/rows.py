@@ -104,7 +104,7 @@ def lstm_rows(module: nn.LSTM, x: Tensor | PackedSequence, pick: Pick) -> dict[s
     for layer in range(module.num_layers):
         sides = []
         for side in ("", "_reverse") if module.bidirectional else ("",):
-            y = _one_direction(module, f"l{layer}{side}", x)
+            y = _one_direction(module, f"l{layer}{side}", x, mask)
             before = torch.zeros_like(y)  # the state that each step starts from
             if side:
                 before[:-1] = y[1:]
@@ -129,15 +129,20 @@ def _unpacked(module: nn.LSTM, x: Tensor | PackedSequence) -> tuple[Tensor, Tens
     return x, torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
 
 
-def _one_direction(module: nn.LSTM, suffix: str, x: Tensor) -> Tensor:
-    """Run one layer in one direction over (T, N, D)."""
-    one = nn.LSTM(x.shape[-1], module.hidden_size, bias=module.bias, device=x.device, dtype=x.dtype)
+def _one_direction(module: nn.LSTM, suffix: str, x: Tensor, mask: Tensor) -> Tensor:
+    """Run one layer in one direction over (T, N, D); states are 0 behind a sequence's end."""
+    one = nn.LSTM(x.shape[-1], module.hidden_size, bias=module.bias, device="meta", dtype=x.dtype)
     for name in dict(one.named_parameters()):
         own = name.removesuffix("_l0")
         setattr(one, name, nn.Parameter(getattr(module, f"{own}_{suffix}").detach()))
-    reverse = suffix.endswith("_reverse")
-    y: Tensor = one(x.flip(0) if reverse else x)[0]
-    return y.flip(0) if reverse else y
+    if not suffix.endswith("_reverse"):
+        y: Tensor = one(x)[0]
+        return y * mask[..., None]
+    # Each sequence is turned round on its own, so that padding stays behind its end.
+    steps = torch.arange(len(x), device=x.device)[:, None]
+    turned = torch.where(mask, mask.sum(0) - 1 - steps, steps)[..., None]  # (T, N, 1)
+    y = one(x.gather(0, turned.expand_as(x)))[0]
+    return (y * mask[..., None]).gather(0, turned.expand_as(y))
 
 
 def _some(x: Tensor, mask: Tensor, pick: Pick) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bp_convert.kron.columns import Columns
-from bp_convert.kron.metric import Diagonal, Full, Metric
+from bp_convert.kron.metric import Diagonal, Full, Metric, spared
 from bp_convert.kron.nearest import KroneckerFit, nearest_kronecker_sum
 from bp_convert.kron.spectrum import whitened
 from bp_convert.values.factors import FactorSpec
@@ -41,6 +41,7 @@ def fit_in_metric(
         The factors, and the error relative to ``tr(W C W^T)``, rooted.
     """
     weight = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+    weight, metric = spared(weight, metric, columns)
     if low_rank(spec):
         near = nearest_kronecker_sum(metric.root(weight), spec.out, spec.inp, spec.rank, name=name)
         w1 = near.w1  # (R, K, 1)
@@ -59,14 +60,15 @@ def low_rank(spec: FactorSpec) -> bool:
     return spec.out[1] == 1 and spec.inp[0] == 1
 
 
-def affordable(spec: FactorSpec, metric: Metric) -> bool:
-    """Return whether the normal equations of the metric can be set up and solved."""
+def affordable(spec: FactorSpec, metric: Metric, work: float = MAX_WORK) -> bool:
+    """Return whether the normal equations of the metric can be set up, in so many multiply-adds,
+    and solved."""
     (d1, d2), rank = spec.inp, spec.rank
     if isinstance(metric, Diagonal):
-        return rank * rank * rank * max(d1, d2) <= MAX_WORK
+        return rank * rank * rank * max(d1, d2) <= work
     if not isinstance(metric, Full):
         return False
-    return rank * max(d1, d2) <= MAX_SIDE and (rank * d1 * d2) ** 2 <= MAX_WORK
+    return rank * max(d1, d2) <= MAX_SIDE and (rank * d1 * d2) ** 2 <= work
 
 
 def natural(w1: Tensor, w2: Tensor, columns: Columns) -> Tensor:
@@ -93,6 +95,8 @@ def _nearest(
     if roots is None:
         return near.w1, near.w2
     one, two = (root.to(near.w1.dtype) for root in roots)
+    if one.dim() == 1:
+        return near.w1 / one, near.w2 / two[:, None]
     w1 = torch.linalg.solve_triangular(one, near.w1, upper=False, left=False)  # (R, k1, d1)
     w2 = torch.linalg.solve_triangular(two.t(), near.w2, upper=True)  # (R, d2, k2)
     return w1, w2

@@ -39,7 +39,8 @@ class Metric(ABC):
     @abstractmethod
     def roots(self, columns: Columns) -> Roots | None:
         """Return L1 (d1, d1) and L2 (d2, d2) with ``C ~ (L1 L1^T) kron (L2 L2^T)``, the nearest
-        Kronecker product in the columns' order; None for the identity."""
+        Kronecker product in the columns' order; None for the identity. A root that is diagonal
+        is given as its diagonal."""
 
     def energy(self, matrix: Tensor) -> float:
         """Return ``tr(M C M^T)``."""
@@ -163,7 +164,12 @@ class Diagonal(Metric):
 
     def roots(self, columns: Columns) -> Roots:
         one, two = nearest_outer(self.weights.view(columns.inp))
-        return torch.diag(one.sqrt()), torch.diag(two.sqrt())
+        return one.sqrt(), two.sqrt()
+
+    def spared(self, spare: int) -> Diagonal:
+        """Return the metric with spare columns, which weigh as little as any."""
+        least = float(self.weights.min())
+        return Diagonal(torch.nn.functional.pad(self.weights, (0, spare), value=least))
 
 
 def nearest_product(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,11 +183,17 @@ def nearest_product(blocks: Tensor) -> tuple[Tensor, Tensor]:
     one = two
     for _ in range(ROUNDS if min(blocks.shape[:2]) > 1 else 1):
         one = torch.einsum("apbq,pq->ab", blocks, two)
-        one = one / torch.linalg.vector_norm(one).clamp(min=torch.finfo(one.dtype).tiny)
+        one = one / _norm(one)
         two = torch.einsum("apbq,ab->pq", blocks, one)
-        scale = torch.linalg.vector_norm(two).clamp(min=torch.finfo(two.dtype).tiny)
+        scale = _norm(two)
         two = two / scale
     return one * scale, two
+
+
+def _norm(matrix: Tensor) -> Tensor:
+    """Return the norm, above zero; in float64, as squares of large moments overflow."""
+    norm: Tensor = torch.linalg.vector_norm(matrix, dtype=torch.float64)
+    return norm.clamp(min=torch.finfo(matrix.dtype).tiny)
 
 
 def nearest_outer(table: Tensor) -> tuple[Tensor, Tensor]:
@@ -197,7 +209,7 @@ def nearest_outer(table: Tensor) -> tuple[Tensor, Tensor]:
 def cholesky(matrix: Tensor) -> Tensor:
     """Return the lower root of a positive definite matrix; rounding below zero gets a ridge."""
     matrix = (matrix + matrix.t()) / 2
-    scale = float(matrix.diagonal().mean())
+    scale = float(matrix.diagonal().abs().mean())
     lower: Tensor
     for ridge in (0.0, 1e-7, 1e-5, 1e-3, 1e-1):
         held = matrix if not ridge else matrix + ridge * scale * torch.eye(len(matrix)).to(matrix)
@@ -205,3 +217,14 @@ def cholesky(matrix: Tensor) -> Tensor:
         if int(info) == 0 and bool(torch.isfinite(lower).all()):
             return lower
     return torch.diag(matrix.diagonal().clamp(min=scale or 1.0).sqrt())
+
+
+def spared(weight: Tensor, metric: Metric, columns: Columns) -> tuple[Tensor, Metric]:
+    """Return weight and metric with spare columns of zeros where the pair covers more than the
+    weight has, as an embedding's may."""
+    spare = columns.inp[0] * columns.inp[1] - weight.shape[1]
+    if not spare:
+        return weight, metric
+    if isinstance(metric, Diagonal):
+        metric = metric.spared(spare)
+    return torch.nn.functional.pad(weight, (0, spare)), metric

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bp_convert.kron.columns import Columns
-from bp_convert.kron.metric import Metric
+from bp_convert.kron.metric import Metric, spared
 from bp_convert.kron.nearest import gram, rearrange
 from bp_convert.values.factors import FactorSpec
 
@@ -16,12 +16,15 @@ EXACT = 256  # up to this side the spectrum is taken in float64
 def whitened(weight: Tensor, metric: Metric, columns: Columns) -> Tensor:
     """Return ``W (L1 kron L2)`` (K, D), columns in the pair's order: where the metric is that
     product, its plain distances are the metric's."""
+    weight, metric = spared(weight, metric, columns)
     table = weight if columns.order is None else weight.index_select(1, columns.order)
     roots = metric.roots(columns)
     if roots is None:
         return table
     one, two = (root.to(weight.dtype) for root in roots)
     rows, (d1, d2) = weight.shape[0], columns.inp
+    if one.dim() == 1:
+        return (table.view(rows, d1, d2) * two * one[:, None]).view(rows, d1 * d2)
     half = (table.reshape(-1, d2) @ two).view(rows, d1, d2)  # (K, d1, d2)
     return torch.matmul(one.t(), half).reshape(rows, d1 * d2)
 

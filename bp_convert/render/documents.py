@@ -106,6 +106,8 @@ def _sections(report: Report) -> list[tuple[str, list[str]]]:
     kept = [f"{count} x {reason} (such as {name})" for count, reason, name in words.kept(report)]
     found = [
         ("Left dense", kept),
+        ("Fit", words.fitting(report)),
+        ("Quality", [words.score(one) for one in report.scores]),
         ("Speed", [words.latency(one) for one in report.latency]),
         ("Checked", words.verification(report)),
         ("Notes", words.notes(report)),

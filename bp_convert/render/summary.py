@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+from bp_convert.render import words
 from bp_convert.render.numbers import change, layers, percent, short
 from bp_convert.values.report import LayerReport, Report
+from bp_convert.values.score import Score
 
 USABLE = 0.01  # relative difference of the outputs below which nothing needs to be trained
 CLOSE = 0.1
+FINE = 0.01  # share of a metric whose loss needs no training
 
 
 def verdict(report: Report) -> str:
@@ -57,26 +60,42 @@ def _saved(report: Report) -> str:
 
 def _quality(report: Report, done: list[LayerReport]) -> str:
     gap = None if report.verification is None else report.verification.output_error
+    on = "" if report.verification is None else report.verification.on
     kept = energy_kept(done)
+    if report.scores:
+        return _scored(report.scores[0])
     random = [layer for layer in done if any("starts from noise" in note for note in layer.notes)]
     if random:
         every = "It" if len(random) == len(done) else f"{len(random)} of {len(done)} layers"
         return f"{every} start{'s' if every == 'It' else ''} from noise: train it before use."
     if gap is not None and gap < USABLE:
-        return f"Outputs differ by {percent(gap)} on random input: usable as it is."
+        return f"Outputs differ by {percent(gap)} on {on}: usable as it is."
     if kept is None and gap is None:
         return "What it does to the outputs was not measured."
     if kept is None:
-        return f"Outputs differ by {percent(gap or 0)} on random input: train it before use."
+        return f"Outputs differ by {percent(gap or 0)} on {on}: train it before use."
     ranks = {layer.rank for layer in done}
     what = f"Rank {ranks.pop()}" if len(ranks) == 1 else "The factors"
     verb = "keeps" if what.startswith("Rank") else "keep"
-    text = f"{what} {verb} {percent(kept)} of these weights' energy"
+    whose = "these layers' outputs" if report.calibration else "these weights' energy"
+    text = f"{what} {verb} {percent(kept)} of {whose}"
     if gap is None:
         return text + ("." if kept > 1 - CLOSE**2 else "; expect to train it before use.")
     if gap < CLOSE:
-        return f"{text}; outputs differ by {percent(gap)} on random input: check its accuracy."
-    return f"{text}; outputs differ by {percent(gap)} on random input: train it before use."
+        return f"{text}; outputs differ by {percent(gap)} on {on}: check its accuracy."
+    return f"{text}; outputs differ by {percent(gap)} on {on}: train it before use."
+
+
+def _scored(score: Score) -> str:
+    """Say what became of the metric, and whether that needs training."""
+    lost = score.before - score.after
+    if not score.higher_is_better:
+        lost = -lost
+    text = words.score(score)
+    text = f"{text[0].upper()}{text[1:]}"
+    if lost <= FINE * abs(score.before):
+        return f"{text}: usable as it is."
+    return f"{text}; training it, or a larger target, wins accuracy back."
 
 
 def _speed(report: Report) -> str:

@@ -8,6 +8,7 @@ from bp_convert.render.numbers import change, layers, percent, short, size
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.plan import Totals
 from bp_convert.values.report import Latency, LayerReport, Report
+from bp_convert.values.score import Score
 
 
 def pairs_of(layer: LayerReport) -> str:
@@ -99,5 +100,31 @@ def verification(report: Report) -> list[str]:
     line += ", source untouched"
     lines = [line]
     if found.output_error is not None:
-        lines.append(f"outputs differ by {percent(found.output_error)} on a fixed random input")
+        lines.append(f"outputs differ by {percent(found.output_error)} on {found.on}")
     return [*lines, *found.notes]
+
+
+def score(one: Score) -> str:
+    """Say one metric before and after."""
+    return (
+        f"{one.metric} {_value(one, one.before)} before, {_value(one, one.after)} after, on "
+        f"{one.examples:,} examples that nothing was fitted to"
+    )
+
+
+def _value(one: Score, value: float) -> str:
+    shares = one.metric == "accuracy" or one.metric.startswith("top")
+    return f"{100 * value:.2f} %" if shares else f"{value:.4g}"
+
+
+def fitting(report: Report) -> list[str]:
+    """Say what limits were kept, what error is expected, and what was fitted to."""
+    lines = []
+    if report.targets:
+        lines.append(f"target {', '.join(report.targets)}")
+    if report.estimated_error is not None:
+        on = "from the weights alone" if not report.calibration else "on calibration data"
+        lines.append(f"estimated error {report.estimated_error:.3g}, {on}")
+    if report.calibration:
+        lines.append(f"fitted to {report.calibration}")
+    return lines

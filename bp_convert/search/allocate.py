@@ -1,10 +1,12 @@
 """The choice over the whole model at once: the least error within the limits.
 
-The model's squared relative error is taken as the sum of the layers' squared relative errors, each
-times its sensitivity: small errors of different layers add up like independent noise (Zhou,
-Moosavi-Dezfooli, Cheung and Frossard, Adaptive Quantization for Deep Neural Network, AAAI 2018,
-section 3). With a price on each limited quantity every layer chooses for itself (Everett, 1963);
-prices are found by bisection, and what is left of a limit is then spent greedily.
+A layer of squared relative error e keeps ``1 - e`` of its signal's energy, and what the model keeps
+is taken as the product over its layers, each to the power of its sensitivity. The objective is
+minus its logarithm. Where errors are small that is their weighted sum: they add up like independent
+noise (Zhou, Moosavi-Dezfooli, Cheung and Frossard, Adaptive Quantization for Deep Neural Network,
+AAAI 2018, section 3); a layer of which nothing is left costs all. With a price on each limited
+quantity every layer chooses for itself (Everett, 1963); prices are found by bisection, and what is
+left of a limit is then spent greedily.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from bp_convert.search.options import COSTS, Unit
 ERROR = "error"
 HALVINGS = 50
 CYCLES = 4  # rounds over the prices where several limits hold at once
+ROUNDS = 300  # of shifting weights between limits that pull against each other
 MOVES = 2000
+LEAST = 1e-4  # of a signal's energy: less counts as this
 
 
 class OutOfReachError(Exception):
@@ -71,9 +75,20 @@ def allocate(units: Sequence[Unit], limits: Mapping[str, float]) -> list[int]:
 def quantity(unit: Unit, name: str) -> np.ndarray:
     """Return what each option of a unit adds to a quantity."""
     if name == ERROR:
-        return unit.errors * unit.sensitivity
+        return loss(unit.errors) * unit.sensitivity
     found: np.ndarray = unit.costs[:, COSTS.index(name)]
     return found
+
+
+def loss(errors: np.ndarray | float) -> np.ndarray:
+    """Return ``-log(1 - e)`` of squared relative errors, bounded where nothing is left."""
+    found: np.ndarray = -np.log(np.maximum(1.0 - np.asarray(errors, dtype=np.float64), LEAST))
+    return found
+
+
+def squared_error(total: float) -> float:
+    """Return the squared relative error that losses of this sum stand for."""
+    return float(1.0 - np.exp(-total))
 
 
 def _table(unit: Unit, objective: str, names: Sequence[str]) -> _Table:
@@ -122,14 +137,25 @@ def _priced(tables: Sequence[_Table], bounds: np.ndarray, names: Sequence[str]) 
 
 
 def _least(tables: Sequence[_Table], bounds: np.ndarray, names: Sequence[str]) -> list[int]:
-    """Return the choice that keeps the tightest limits, whatever the error."""
-    choice = [int((one.limited / bounds).max(1).argmin()) for one in tables]
-    sums = _sums(tables, choice)
-    over = sums / bounds
-    if over.max() > 1 + 1e-12:
-        worst = int(over.argmax())
-        raise OutOfReachError(names[worst], float(sums[worst]))
-    return choice
+    """Return a choice that keeps all limits, whatever the objective.
+
+    Weights shift towards the limits that are broken most (multiplicative weights: Arora, Hazan
+    and Kale, 2012), since limits may pull against each other, such as an error and a cost.
+    """
+    best: list[int] = []
+    over = np.full(len(bounds), np.inf)
+    pull = np.zeros(len(bounds))  # logarithms of weights
+    for step in range(1, ROUNDS + 1):
+        weights = np.exp(pull - pull.max())
+        choice = [int((one.limited / bounds @ weights).argmin()) for one in tables]
+        ratios = _sums(tables, choice) / bounds
+        if ratios.max() < over.max():
+            best, over = choice, ratios
+        if over.max() <= 1 + 1e-12:
+            return best
+        pull += (ratios - ratios.mean()) / step**0.5
+    worst = int(over.argmax())
+    raise OutOfReachError(names[worst], float(over[worst] * bounds[worst]))
 
 
 def _spend(tables: Sequence[_Table], choice: list[int], bounds: np.ndarray) -> list[int]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from bp_convert.search.curves import Curve
 from bp_convert.values.factors import FactorSpec
 
-FORM = 2  # of what is kept and how it is computed: a change makes old files unused
+FORM = 5  # of what is kept and how it is computed: a change makes old files unused
 
 
 def cache_folder() -> Path:
@@ -44,19 +44,15 @@ def read(key: str) -> tuple[list[Curve], float] | None:
     """Return the curves kept under a key, and the sensitivity beside them; None for neither."""
     path = cache_folder() / f"{key}.npz"
     try:
-        with np.load(path, allow_pickle=False) as held:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as held:
             head = json.loads(str(held["head"]))
             curves = [
                 Curve(FactorSpec.model_validate(spec), held[f"errors{i}"])
                 for i, spec in enumerate(head["specs"])
             ]
             return curves, float(head["sensitivity"])
-    except (OSError, ValueError, KeyError, EOFError):
-        return None  # not there, or not whole: it is computed again
-    except Exception as problem:
-        if type(problem).__module__.startswith(("zipfile", "pydantic")):
-            return None
-        raise
+    except Exception:  # not there, or damaged in whatever way: it is computed again
+        return None
 
 
 def write(key: str, curves: Sequence[Curve], sensitivity: float) -> None:

@@ -10,7 +10,7 @@ from bp_convert.calibration.gather import Moments, gather, order_of
 from bp_convert.calibration.moments import Moment
 from bp_convert.calibration.tap import Batches
 from bp_convert.errors import PlanError
-from bp_convert.graph.clone import clone
+from bp_convert.graph.clone import clone, shadow
 from bp_convert.kinds import Spread
 from bp_convert.search import cache
 from bp_convert.search.curves import Curve, curves_of
@@ -129,9 +129,10 @@ class Candidates:
         if not self.by_data:
             return None
         if self._gathered is None:
+            copy = shadow(self.model)
             sites = [one.site for one in self.wanted]
-            order = order_of(self.model, sites, self.batches)
-            self._gathered = gather(self.model, sites, self.batches, order, self.progress)
+            order = order_of(copy, sites, self.batches)
+            self._gathered = gather(copy, sites, self.batches, order, self.progress)
         found = self._gathered.get((wanted.site.name, role))
         if found is None or not found[0].count:
             return None

@@ -8,12 +8,21 @@ from math import sqrt
 
 from bp_convert.errors import PlanError
 from bp_convert.kinds import Factors
-from bp_convert.search.allocate import ERROR, OutOfReachError, allocate
+from bp_convert.search.allocate import (
+    ERROR,
+    OutOfReachError,
+    allocate,
+    loss,
+    quantity,
+    squared_error,
+)
 from bp_convert.search.options import COSTS, Unit, with_option
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.target import Target
 
 TIMES = ("time", "time32")
+SLACKS = (1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 2.0)  # of the time before, tried in turn
+SPENT = 0.993  # share of a target that a choice is to take up
 SLOWER = "to keep the target the model is predicted to run slower than before"
 
 
@@ -34,7 +43,7 @@ class Budget:
     def room(self, target: Target) -> float:
         """Return what a target leaves to the units, in the unit of their costs."""
         if target.quantity == "error":
-            return target.value**2
+            return float(loss(target.value**2))
         left = target.limit(self.before[target.quantity]) - self.fixed[target.quantity]
         return left / self.bytes_each if target.quantity == "size" else left
 
@@ -81,19 +90,46 @@ def choose(
         column = _column(target)
         limits[column] = min(budget.room(target), limits.get(column, float("inf")))
     found = Found()
-    times = {name: time for name in TIMES if (time := _dense(units, name)) > 0} if guarded else {}
     try:
-        choice = allocate(units, {**limits, **times})
-        limits.update(times)
-    except OutOfReachError:
-        try:
-            choice = allocate(units, limits)
-        except OutOfReachError as problem:
-            raise _refusal(units, targets, budget, problem) from None
-        if times:
-            found.notes.append(SLOWER)
+        choice = allocate(units, limits)
+    except OutOfReachError as problem:
+        raise _refusal(units, targets, budget, problem) from None
+    if guarded:
+        choice, limits, slower = _guarded(units, limits, choice)
+        found.notes += [SLOWER] if slower else []
     polished = [_polished(unit, at, limits) for unit, at in zip(units, choice, strict=True)]
     return _result(found, units, polished)
+
+
+def _guarded(
+    units: Sequence[Unit], limits: dict[str, float], choice: list[int]
+) -> tuple[list[int], dict[str, float], bool]:
+    """Return a choice that is no slower than before or, where the targets would then not be
+    spent, as little slower as they allow; and whether it is slower."""
+    times = {name: time for name in TIMES if (time := _dense(units, name)) > 0}
+    if not times or ERROR in limits:
+        return choice, limits, _slower(units, choice, times)
+    for slack in SLACKS:
+        held = {**limits, **{name: slack * time for name, time in times.items()}}
+        try:
+            found = allocate(units, held)
+        except OutOfReachError:
+            continue
+        if _spent(units, found, limits) >= min(SPENT, _spent(units, choice, limits)):
+            return found, held, slack > 1
+    return choice, limits, _slower(units, choice, times)
+
+
+def _spent(units: Sequence[Unit], choice: Sequence[int], limits: Mapping[str, float]) -> float:
+    """Return the largest share of a limit that a choice takes up."""
+    return max(
+        sum(float(quantity(unit, name)[at]) for unit, at in zip(units, choice, strict=True)) / limit
+        for name, limit in limits.items()
+    )
+
+
+def _slower(units: Sequence[Unit], choice: Sequence[int], times: Mapping[str, float]) -> bool:
+    return bool(times) and _spent(units, choice, times) > 1
 
 
 def _column(target: Target) -> str:
@@ -133,11 +169,11 @@ def _result(found: Found, units: Sequence[Unit], choice: Sequence[int]) -> Found
         spec, error = unit.specs[at], float(unit.errors[at])
         known = found.sensitivities.get(unit.name, 0.0)
         found.sensitivities[unit.name] = max(unit.sensitivity, known)
-        found.error += error * unit.sensitivity
+        found.error += float(loss(error)) * unit.sensitivity
         if spec is not None:
             found.factors.setdefault(unit.name, {})[unit.role] = spec
             squared[unit.name] = max(squared.get(unit.name, 0.0), error)
-    found.error = sqrt(found.error)
+    found.error = sqrt(squared_error(found.error))
     for name in list(found.factors):
         if all(map(_is_whole, found.factors[name].values())):
             del found.factors[name], squared[name]  # no role gained: the layer stays
@@ -154,9 +190,10 @@ def _refusal(
 ) -> PlanError:
     target = next(one for one in targets if _column(one) == problem.quantity)
     if target.quantity == "error":
+        least = sqrt(squared_error(problem.least))
         return PlanError(
             where=f"target {target}",
-            found=f"with the other targets the error is at least {sqrt(problem.least):.3g}",
+            found=f"with the other targets the error is at least {least:.3g}",
             allowed="an error that the other targets leave room for",
             fix="loosen one of the targets",
         )

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from math import log
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from bp_convert.kinds.base import Choices
@@ -28,7 +27,9 @@ KEPT = 5  # pairs that are kept at each share
 WIDE = 1024  # terms beyond which only low-rank is followed up: a decomposition costs its cube
 TRIED = (0.01, 0.04, 0.12, 0.3)  # shares at which alternation is run to correct a curve
 NEAR = 1.5  # times the best error at a share, up to which a pair is worth alternation
+PICKED = 3  # pairs at each of those shares
 SWEEPS = 3
+TRIAL = 1e9  # multiply-adds of a half sweep's normal equations, above which it is not tried
 Tick = Callable[[], None]
 
 
@@ -109,7 +110,8 @@ class _Search:
         if self.found[lowest] not in kept:
             kept.append(self.found[lowest])
         if any(not isinstance(metric, Plain) for metric in self.metrics):
-            kept = [self._corrected(one) for one in kept]
+            tried = self._trials(kept)
+            kept = [self._corrected(one, tried.get(one.spec, [])) for one in kept]
         return kept
 
     def _columns_count(self) -> int:
@@ -179,41 +181,50 @@ class _Search:
     def _whitened(self, spec: FactorSpec) -> list[Tensor]:
         if low_rank(spec):
             pairs = zip(self.metrics, self.matrices, strict=True)
-            return [metric.root(widened(one, spec)) for metric, one in pairs]
+            return [metric.root(one) for metric, one in pairs]
         key = (spec.inp, spec.axes)
         if self.white[0] != key:
             columns = Columns.of(spec, self.choices.kernel)
             pairs = zip(self.metrics, self.matrices, strict=True)
             self.white = (
                 key,
-                [whitened(widened(one, spec), metric, columns) for metric, one in pairs],
+                [whitened(one, metric, columns) for metric, one in pairs],
             )
         return self.white[1]
 
-    def _corrected(self, curve: Curve) -> Curve:
+    def _trials(self, curves: Sequence[Curve]) -> dict[FactorSpec, list[int]]:
+        """Return the numbers of terms at which alternation is tried, for the pairs that may win
+        by it: those near the best, where the normal equations are small."""
+        wanted: dict[FactorSpec, list[int]] = {}
+        for share in TRIED:
+            budget = share * self.size
+            ranked = sorted(curves, key=lambda one: one.at(budget))
+            limit = NEAR**2 * ranked[0].at(budget)
+            for one in [one for one in ranked if not low_rank(one.spec)][:PICKED]:
+                rank = int(budget // one.spec.params)
+                spec = one.spec.model_copy(update={"rank": max(1, rank)})
+                if not 1 <= rank < spec.full_rank or one.at(budget) > limit:
+                    continue
+                if all(affordable(spec, metric, TRIAL) for metric in self.metrics):
+                    ranks = wanted.setdefault(one.spec, [])
+                    ranks += [rank] if rank not in ranks else []
+        return wanted
+
+    def _corrected(self, curve: Curve, tried: Sequence[int]) -> Curve:
         """Return the curve with the errors that fitting in the whole metric reaches.
 
         The nearest sum in the nearest Kronecker product of the metric only ranks; how far
         alternation gets is tried at a few numbers of terms and carried over to those between.
         """
         spec = curve.spec
-        if low_rank(spec):
+        if not tried:
             return curve
         columns = Columns.of(spec, self.choices.kernel)
-        terms: list[int] = []
         ratios: list[float] = []
-        for share in TRIED:
-            rank = max(1, round(share * self.size / spec.params))
-            best = min(one.at(share * self.size) for one in self.found.values())
-            full = rank >= spec.full_rank or (terms and rank == terms[-1])
-            if full or curve.errors[rank] > NEAR**2 * best:
-                continue
+        for rank in tried:
             error = self._fitted(spec.model_copy(update={"rank": rank}), columns)
-            terms.append(rank)
             ratios.append(log(max(error, 1e-12) / max(float(curve.errors[rank]), 1e-12)))
-        if not terms:
-            return curve
-        between = np.interp(np.arange(len(curve.errors)), terms, ratios)
+        between = np.interp(np.arange(len(curve.errors)), tried, ratios)
         errors = np.minimum.accumulate(np.minimum(curve.errors * np.exp(between), 1.0))
         errors[0], errors[-1] = 1.0, 0.0
         return Curve(spec, errors.astype(np.float32))
@@ -221,19 +232,9 @@ class _Search:
     def _fitted(self, spec: FactorSpec, columns: Columns) -> float:
         gap = 0.0
         for metric, one, total in zip(self.metrics, self.matrices, self.totals, strict=True):
-            sweeps = SWEEPS if affordable(spec, metric) else 0
-            gap += (
-                fit_in_metric(widened(one, spec), spec, columns, metric, sweeps=sweeps).error ** 2
-                * total
-            )
+            gap += fit_in_metric(one, spec, columns, metric, sweeps=SWEEPS).error ** 2 * total
             self.tick()
         return gap / max(sum(self.totals), 1e-300)
-
-
-def widened(matrix: Tensor, spec: FactorSpec) -> Tensor:
-    """Return the matrix with spare columns of zeros where the pair covers more than it has."""
-    spare = spec.inp[0] * spec.inp[1] - matrix.shape[1]
-    return torch.nn.functional.pad(matrix, (0, spare)) if spare else matrix
 
 
 def _spaced(pairs: Sequence[Pair]) -> list[Pair]:

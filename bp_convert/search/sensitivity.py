@@ -61,7 +61,11 @@ class Trials:
         with _changed(site, module, role, changes, shifts):
             grown = self._error()
         found = grown / (lost / total)
-        return min(MOST, max(FEWEST, sqrt(found))) if found == found else 1.0
+        return (
+            min(MOST, max(FEWEST, found, sqrt(found) if found < 1 else 0.0))
+            if found == found
+            else 1.0
+        )
 
     def _outputs(self, batch: tuple[object, object]) -> list[Tensor]:
         output = run_quietly(self.model, batch)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from pydantic import Field
 from bp_convert.values.base import Value
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.plan import Action, Plan, Totals
+from bp_convert.values.score import Score
 
 
 class LayerReport(Value):
@@ -24,8 +25,8 @@ class LayerReport(Value):
         params_after: parameters after.
         macs_before: multiply-adds of one example before (1 MAC = 2 FLOPs).
         macs_after: multiply-adds of one example after.
-        fit_error: relative Frobenius error of the factors against the trained weight; None
-            where nothing was fitted.
+        fit_error: relative Frobenius error of the factors against the trained weight, or, where
+            they were fitted to data, of the layer's output; None where nothing was fitted.
     """
 
     name: str
@@ -58,7 +59,8 @@ class Verification(Value):
         ran_train: forward and backward ran in train mode.
         gradients: every new parameter received a gradient.
         source_untouched: the source model is bit-identical.
-        output_error: relative difference of the outputs on a fixed random input.
+        output_error: relative difference of the outputs.
+        on: what the outputs were compared on.
         notes: what could not be checked, and why.
     """
 
@@ -67,6 +69,7 @@ class Verification(Value):
     gradients: bool
     source_untouched: bool
     output_error: float | None
+    on: str = "random input"
     notes: tuple[str, ...] = ()
 
 
@@ -91,7 +94,14 @@ class Latency(Value):
 
 
 class Report(Value):
-    """The result of a conversion or of a dry run."""
+    """The result of a conversion or of a dry run.
+
+    Attributes:
+        targets: the limits that were to be kept.
+        estimated_error: what the plan expects of the output's relative error.
+        calibration: the data that factors were fitted to; empty for the weights alone.
+        scores: quality before and after, on data that no factor was fitted to.
+    """
 
     totals: ReportTotals
     layers: tuple[LayerReport, ...]
@@ -101,6 +111,10 @@ class Report(Value):
     inputs: tuple[str, ...] = ()
     assumed: str = ""
     notes: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    estimated_error: float | None = None
+    calibration: str = ""
+    scores: tuple[Score, ...] = ()
     verification: Verification | None = None
     latency: tuple[Latency, ...] = ()
     seconds: float | None = None

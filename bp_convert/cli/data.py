@@ -1,0 +1,95 @@
+"""Calibration and evaluation data of a command, kept apart where they come from one source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from bp_convert.data import Examples
+    from bp_convert.data.rows import Part
+    from bp_convert.values.settings import Settings
+
+SCORED = 2000  # examples that are scored at most
+
+
+class Data:
+    """What ``--calibrate`` and ``--evaluate`` name.
+
+    Args:
+        count: examples to calibrate on.
+        tokenizer: folder of a tokenizer, for text.
+        settings: the request, which describes the model's input.
+    """
+
+    def __init__(
+        self,
+        calibrate: str | None,
+        evaluate: str | None,
+        *,
+        count: int,
+        tokenizer: Path | None,
+        settings: Settings,
+    ) -> None:
+        self.calibrate = calibrate
+        self.evaluate = evaluate
+        self.count = count
+        self.tokenizer = tokenizer
+        self.settings = settings
+        self.taken = 0
+
+    def calibration(self, model: nn.Module) -> Examples | None:
+        """Load what is calibrated on; None where none was named.
+
+        Raises:
+            DataError: it cannot be read or does not fit the model.
+        """
+        if self.calibrate is None:
+            return None
+        found = self._load(model, self.calibrate, "calibrate", self.count, 0)
+        self.taken = found.count
+        return found
+
+    def evaluation(self, model: nn.Module) -> Examples | None:
+        """Load what is scored; None where none was named.
+
+        Raises:
+            DataError: it cannot be read, does not fit the model, or all of it was calibrated on.
+        """
+        if self.evaluate is None:
+            return None
+        held_out = self.taken if self._same() else 0
+        return self._load(model, self.evaluate, "evaluate", SCORED, held_out)
+
+    def _same(self) -> bool:
+        """Return whether both name one source, options such as ``?mean=`` aside."""
+        one, two = ((text or "").partition("?")[0] for text in (self.calibrate, self.evaluate))
+        return one == two or (Path(one).exists() and Path(two).exists() and Path(one).samefile(two))
+
+    def _load(
+        self, model: nn.Module, source: str, part: Part, count: int, held_out: int
+    ) -> Examples:
+        from bp_convert import pipeline
+
+        return pipeline.examples_for(
+            model,
+            source,
+            self.settings,
+            part=part,
+            count=count,
+            held_out=held_out,
+            tokenizer=self.tokenizer,
+        )
+
+
+def tokenizer_in(model: Path, arch: str | None) -> Path | None:
+    """Return the folder beside the model that holds its tokenizer, if there is one."""
+    of_arch = arch.partition(":")[2] if arch and arch.startswith("transformers:") else None
+    for folder in (model if model.is_dir() else model.parent, Path(of_arch) if of_arch else None):
+        if folder is not None and any(
+            (folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")
+        ):
+            return folder
+    return None

@@ -1,0 +1,85 @@
+"""Whatever holds data turned into examples for a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from bp_convert.data.examples import Examples
+from bp_convert.data.load import from_loader, from_tensors, load_examples
+from bp_convert.data.rows import Part
+from bp_convert.graph.inputs import infer_input
+from bp_convert.values.settings import Settings
+from bp_convert.values.tensors import TensorSpec
+
+Data = Examples | Tensor | Mapping[str, Tensor] | Iterable[Any] | str | Path
+EXAMPLES = 512  # that are taken of a source, where the caller does not say
+
+
+def examples_for(
+    model: nn.Module,
+    data: Data,
+    settings: Settings | None = None,
+    *,
+    part: Part = "calibrate",
+    count: int = EXAMPLES,
+    batch: int = 32,
+    held_out: int = 0,
+    tokenizer: str | Path | None = None,
+) -> Examples:
+    """Turn whatever holds data into examples that fit ``model``.
+
+    Args:
+        data: Examples are returned as they are; a tensor, a mapping by forward's keywords or a
+            sequence of tensors; a loader; or a source such as a folder of images.
+        settings: their ``inputs`` describe what the model takes; inferred where there are none.
+        part: what for: evaluation never takes what calibration took.
+        count: examples at most, chosen by the settings' seed.
+        held_out: how many examples calibration took of the same source.
+        tokenizer: folder of the tokenizer, for text.
+
+    Raises:
+        DataError: the data cannot be read or does not fit.
+    """
+    if isinstance(data, Examples):
+        return data
+    settings = settings or Settings()
+    specs = _bounded(model, settings.inputs or (infer_input(model) or ((), ""))[0])
+    seed = settings.seed
+    if isinstance(data, str | Path):
+        return load_examples(
+            data,
+            specs,
+            count=count,
+            batch=batch,
+            seed=seed,
+            part=part,
+            tokenizer=tokenizer,
+            held_out=held_out,
+        )
+    if isinstance(data, Tensor | Mapping) or (
+        isinstance(data, tuple) and all(isinstance(one, Tensor) for one in data)
+    ):
+        return from_tensors(
+            data, specs=specs, count=count, batch=batch, seed=seed, part=part, held_out=held_out
+        )
+    return from_loader(
+        data, specs, count=count, batch=batch, seed=seed, part=part, held_out=held_out
+    )
+
+
+def _bounded(model: nn.Module, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """Give token ids the bound of the vocabulary that reads them, so that a tokenizer of another
+    vocabulary is found out."""
+    sizes = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
+    if not sizes:
+        return tuple(specs)
+    return tuple(
+        spec.model_copy(update={"high": max(sizes)})
+        if spec.dtype.startswith("int") and spec.name in (None, "input_ids", "tokens", "input")
+        else spec
+        for spec in specs
+    )

@@ -1,0 +1,229 @@
+"""Before you decide: how far each layer can go, and what each target costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from bp_convert import pipeline
+from bp_convert.data import Data, examples_for
+from bp_convert.errors import PlanError
+from bp_convert.evaluation import Scorer
+from bp_convert.kron.fit import low_rank
+from bp_convert.planner import candidate_units
+from bp_convert.search.candidates import settled
+from bp_convert.search.curves import Curve
+from bp_convert.search.options import Unit
+from bp_convert.values.settings import Settings
+from bp_convert.values.study import Point, Probe, ProbeRow, Sweep
+from bp_convert.values.target import Target
+
+Progress = Callable[[str, int, int], None]
+SHARES = (0.5, 0.25, 0.1, 0.05)
+MIDDLE = 0.25
+ERROR = 0.3
+GOOD = 0.01  # share of a metric that a recommended point may lose
+CLOSE = 0.1  # estimated error that a recommended point may have, where nothing is scored
+
+
+def probe(
+    model: nn.Module,
+    settings: Settings | None = None,
+    *,
+    calibrate: Data | None = None,
+    shares: Sequence[float] = SHARES,
+    error: float = ERROR,
+    source: str = "",
+    progress: Progress | None = None,
+) -> Probe:
+    """Say how far every layer of ``model`` can be compressed; change nothing.
+
+    Args:
+        settings: which layers take part, and the inputs.
+        calibrate: data that errors are measured on; None takes the weights' own errors.
+        shares: of a layer's parameters, at which errors are given.
+        error: relative error at which savings are counted.
+        source: words on where the model came from.
+        progress: called with words, steps done and their number.
+    """
+    start = time.perf_counter()
+    settings = settings or Settings()
+    examples = None if calibrate is None else examples_for(model, calibrate, settings)
+    units, reasons = candidate_units(model, settings, examples=examples, progress=progress)
+    rows = [_row(unit, shares, error) for unit in units]
+    rows.sort(key=lambda row: (-row.saves, -row.params))
+    rows += [
+        ProbeRow(layer=site.name, kind=site.kind.name, params=_size(site.module), reason=reason)
+        for site, reason in reasons
+    ]
+    return Probe(
+        model=f"{type(model).__module__}.{type(model).__qualname__}",
+        source=source,
+        shares=tuple(shares),
+        error=error,
+        calibration="" if examples is None else examples.source,
+        rows=tuple(rows),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _row(unit: Unit, shares: Sequence[float], error: float) -> ProbeRow:
+    svd = next(curve for curve in unit.curves if low_rank(curve.spec))
+    best, rank = _best(unit.curves, MIDDLE * unit.size)
+    total = unit.matrices * unit.size
+    fits = unit.errors <= error**2
+    least = float(unit.costs[fits, 0].min()) if fits.any() else float(total)
+    return ProbeRow(
+        layer=unit.name,
+        kind=unit.wanted.site.kind.name,
+        role=unit.role,
+        shape=unit.shape,
+        params=total,
+        errors=tuple(_root(_best(unit.curves, s * unit.size)[0], s * unit.size) for s in shares),
+        svd=tuple(_root(svd, s * unit.size) for s in shares),
+        best=best.spec.model_copy(update={"rank": rank}) if rank else None,
+        saves=max(0, total - int(least)),
+    )
+
+
+def _best(curves: Sequence[Curve], params: float) -> tuple[Curve, int]:
+    best = min(curves, key=lambda curve: curve.at(params))
+    return best, min(int(params // best.spec.params), len(best.errors) - 1)
+
+
+def _root(curve: Curve, params: float) -> float | None:
+    squared = curve.at(params)
+    return None if squared == float("inf") else float(f"{squared**0.5:.4g}")
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def sweep(
+    model: nn.Module,
+    targets: Sequence[Target | str],
+    settings: Settings | None = None,
+    *,
+    calibrate: Data | None = None,
+    evaluate: Data | None = None,
+    metric: str | None = None,
+    beside: bool = True,
+    keep: Callable[[nn.Module, Target], Path] | None = None,
+    source: str = "",
+    progress: Progress | None = None,
+) -> Sweep:
+    """Convert ``model`` to each target in turn, with truncated SVD beside, and compare.
+
+    Args:
+        targets: one point each, such as ``"params=0.25"``.
+        settings: everything else that is asked; its own targets hold for every point.
+        calibrate, evaluate, metric: as for ``convert``.
+        beside: meet each target with truncated SVD too.
+        keep: called with each point's model, to write it; returns the file.
+        source: words on where the model came from.
+        progress: called with words, steps done and their number.
+
+    Raises:
+        PlanError: no target is within reach.
+    """
+    start = time.perf_counter()
+    settings = settings or Settings()
+    examples = None if calibrate is None else examples_for(model, calibrate, settings)
+    scorer = None
+    if evaluate is not None:
+        held_out = examples.count if examples is not None and calibrate is evaluate else 0
+        scored = examples_for(model, evaluate, settings, part="evaluate", held_out=held_out)
+        scorer = Scorer(model, scored, metric)
+    own = settled(settings.method, data=examples is not None)
+    methods = [own, *(["svd"] if beside and own != "svd" else [])]
+    parsed = [Target.parse(one) if isinstance(one, str) else one for one in targets]
+    points: list[Point] = []
+    for number, target in enumerate(parsed):
+        for method in methods:
+            if progress is not None:
+                progress(f"{target} by {method}", number, len(parsed))
+            asked = {"target": (*settings.target, target), "method": method}
+            given: dict[str, Any] = {**settings.model_dump(by_alias=True), **asked}
+            data = examples if method.endswith("-data") else None
+            try:
+                plan = pipeline.plan(model, Settings.model_validate(given), calibrate=data)
+            except PlanError as problem:
+                why = f"{problem.found}; {problem.allowed}"
+                points.append(Point(target=str(target), method=method, out_of_reach=why))
+                continue
+            small = pipeline.apply(model, plan, calibrate=data).eval()
+            file = keep(small, target) if keep is not None and method == own else ""
+            points.append(
+                Point(
+                    target=str(target),
+                    method=method,
+                    params=plan.params.after,
+                    share=plan.params.ratio,
+                    macs_share=plan.macs.ratio if plan.macs else None,
+                    error=plan.error,
+                    score=scorer.score(small) if scorer is not None else None,
+                    file=str(file),
+                )
+            )
+    if all(point.out_of_reach for point in points):
+        raise PlanError(
+            where=f"target {parsed[0]}" if parsed else "target",
+            found="no target is within reach",
+            allowed=points[0].out_of_reach if points else "at least one target",
+            fix="ask for larger targets",
+        )
+    place, verdict = recommended(points, own)
+    return Sweep(
+        model=f"{type(model).__module__}.{type(model).__qualname__}",
+        source=source,
+        params=sum(parameter.numel() for parameter in model.parameters()),
+        calibration="" if examples is None else examples.source,
+        points=tuple(points),
+        verdict=verdict,
+        recommended=place,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def recommended(points: Sequence[Point], method: str) -> tuple[int | None, str]:
+    """Return the smallest point that loses little, and words that say so."""
+    own = [
+        (place, point)
+        for place, point in enumerate(points)
+        if point.method == method and not point.out_of_reach
+    ]
+    good = [(place, point) for place, point in own if _good(point)]
+    if good:
+        place, point = min(good, key=lambda one: one[1].params)
+        return place, f"Take {point.target}: the smallest that {_why(point)}."
+    if not own:
+        return None, "No target is within reach."
+    place, point = max(own, key=lambda one: one[1].params)
+    kept = f"None of these keeps {_limit(point)}"
+    return place, f"{kept}; the nearest is {point.target}. Ask for more, or train the result."
+
+
+def _good(point: Point) -> bool:
+    if point.score is None:
+        return point.error is not None and point.error <= CLOSE
+    lost = point.score.before - point.score.after
+    if not point.score.higher_is_better:
+        lost = -lost
+    return lost <= GOOD * abs(point.score.before)
+
+
+def _why(point: Point) -> str:
+    if point.score is None:
+        return f"is expected to change outputs by at most {100 * CLOSE:.0f} %"
+    return f"loses at most {100 * GOOD:.0f} % of the source's {point.score.metric}"
+
+
+def _limit(point: Point) -> str:
+    if point.score is None:
+        return f"the outputs within {100 * CLOSE:.0f} %"
+    return f"{100 * (1 - GOOD):.0f} % of the source's {point.score.metric}"
