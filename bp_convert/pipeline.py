@@ -15,7 +15,7 @@ from torch import nn
 from bp_convert._version import __version__
 from bp_convert.costs import measure as measure_latency
 from bp_convert.counting import recount
-from bp_convert.data import Data, Examples, adapt, examples_for
+from bp_convert.data import Data, Examples, adapt, examples_for, held_back
 from bp_convert.errors import PlanError, VerificationError
 from bp_convert.evaluation import Scorer
 from bp_convert.files import Loaded, is_converted, load_model
@@ -196,7 +196,7 @@ def convert(
     examples = None if calibrate is None else examples_for(model, calibrate, given)
     scorer = None
     if evaluate is not None:
-        held_out = examples.count if examples is not None and calibrate == evaluate else 0
+        held_out = held_back(calibrate, evaluate, examples)
         scorer = Scorer(
             model,
             examples_for(model, evaluate, given, part="evaluate", held_out=held_out),

@@ -22,7 +22,7 @@ from bp_convert.kinds.speed import predict
 from bp_convert.search.budget import budget_for
 from bp_convert.search.candidates import Candidates, settled
 from bp_convert.search.choose import Found, choose
-from bp_convert.search.options import Wanted
+from bp_convert.search.options import Unit, Wanted
 from bp_convert.surgery import fingerprint, too_large
 from bp_convert.values.plan import AttrChange, LayerPlan, Plan, Resize
 from bp_convert.values.settings import LayerRule, Settings
@@ -62,6 +62,17 @@ def make_plan(
     return _Planning(model, settings or Settings(), examples, progress or (lambda *_: None)).run()
 
 
+def candidate_units(
+    model: nn.Module,
+    settings: Settings,
+    *,
+    examples: Examples | None = None,
+    progress: Progress | None = None,
+) -> tuple[list[Unit], list[tuple[Site, str]]]:
+    """Return what every layer of ``model`` could become, and the layers that cannot, with why."""
+    return _Planning(model, settings, examples, progress or (lambda *_: None)).probe()
+
+
 @dataclass(frozen=True)
 class _Wish:
     """What the settings ask of one site, before the model has a say."""
@@ -97,7 +108,9 @@ class _Planning:
         specs, assumed = self._inputs()
         self.progress("running it without data", 1, self.STEPS)
         seen = self._observe(specs, given=bool(self.settings.inputs))
-        reasons = self._reasons(wishes, seen)
+        # A target weighs the head's error like any other.
+        heads_too = self.settings.convert_head or bool(self.settings.target)
+        reasons = self._reasons(wishes, seen, heads_too=heads_too)
         self.progress("finding which widths go together", 2, self.STEPS)
         widths = self._widths(specs, wishes, reasons)
         if self.settings.target:
@@ -168,12 +181,12 @@ class _Planning:
             self.notes.append("the model did not run on the input that was assumed; give --input")
             return None
 
-    def _reasons(self, wishes: dict[str, _Wish], seen: Observation | None) -> dict[str, str]:
+    def _reasons(
+        self, wishes: dict[str, _Wish], seen: Observation | None, *, heads_too: bool
+    ) -> dict[str, str]:
         """Collect why sites cannot or shall not be converted, the firmest reason first."""
         reasons = structural_reasons(self.model, self.sites)
         heads = self._heads(seen)
-        # A target weighs the head's error like any other.
-        heads_too = self.settings.convert_head or bool(self.settings.target)
         for site in self.sites:
             wish = wishes[site.name]
             never = seen is not None and not any(name in seen.shapes for name in site.names)
@@ -308,22 +321,8 @@ class _Planning:
             for site in free
             if (wish := wishes[site.name]).insists
         }
-        wanted = [
-            Wanted(
-                site=site,
-                widths=self._after(site),
-                shapes=_batches(site, _calls(site, seen)),
-                dense_macs=_sum_of(site, seen.macs) if seen else 0,
-                floor=wishes[site.name].floor,
-            )
-            for site in free
-            if site.name not in decided
-        ]
-        method = settled(self.settings.method, data=self.examples is not None)
-        batches = self.examples.batches if self.examples is not None else ()
-        digest = self.examples.digest if self.examples is not None else ""
-        candidates = Candidates(self.model, wanted, method, batches, digest, self.progress)
-        units = candidates.units()
+        wanted = self._wanted([one for one in free if one.name not in decided], wishes, seen)
+        units = self._units(wanted)
         self.progress("choosing", len(wanted), len(wanted))
         budget = budget_for(self.model, wanted, decided, seen.total_macs if seen else None)
         found = choose(
@@ -331,6 +330,36 @@ class _Planning:
         )
         self.notes += found.notes
         return found
+
+    def _wanted(
+        self, sites: Sequence[Site], wishes: dict[str, _Wish], seen: Observation | None
+    ) -> list[Wanted]:
+        return [
+            Wanted(
+                site=site,
+                widths=self._after(site),
+                shapes=_batches(site, _calls(site, seen)),
+                dense_macs=_sum_of(site, seen.macs) if seen else 0,
+                floor=wishes[site.name].floor,
+            )
+            for site in sites
+        ]
+
+    def _units(self, wanted: Sequence[Wanted]) -> list[Unit]:
+        method = settled(self.settings.method, data=self.examples is not None)
+        batches = self.examples.batches if self.examples is not None else ()
+        digest = self.examples.digest if self.examples is not None else ""
+        return Candidates(self.model, wanted, method, batches, digest, self.progress).units()
+
+    def probe(self) -> tuple[list[Unit], list[tuple[Site, str]]]:
+        """Return the candidates of every layer that can be converted, and why others cannot."""
+        wishes = self._wishes()
+        specs, _ = self._inputs()
+        seen = self._observe(specs, given=bool(self.settings.inputs))
+        reasons = self._reasons(wishes, seen, heads_too=True)
+        free = [site for site in self.sites if site.name not in reasons]
+        units = self._units(self._wanted(free, wishes, seen))
+        return units, [(one, reasons[one.name]) for one in self.sites if one.name in reasons]
 
     def _chosen(
         self, site: Site, factors: Factors, shapes: Sequence[tuple[int, ...]]

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from bp_convert import pipeline
-from bp_convert.data import Data, examples_for
+from bp_convert.data import Data, examples_for, held_back
 from bp_convert.errors import PlanError
 from bp_convert.evaluation import Scorer
 from bp_convert.kron.fit import low_rank
@@ -136,7 +136,7 @@ def sweep(
     examples = None if calibrate is None else examples_for(model, calibrate, settings)
     scorer = None
     if evaluate is not None:
-        held_out = examples.count if examples is not None and calibrate is evaluate else 0
+        held_out = held_back(calibrate, evaluate, examples)
         scored = examples_for(model, evaluate, settings, part="evaluate", held_out=held_out)
         scorer = Scorer(model, scored, metric)
     own = settled(settings.method, data=examples is not None)

@@ -34,6 +34,7 @@ FLOORS = (
     "storage",
     "render",
     "pipeline",
+    "studies",
     "demo",
     "cli",
     "__main__",

@@ -13,12 +13,13 @@ from math import prod
 import torch
 from torch import Tensor
 
-from bp_convert.kron.metric import Diagonal, Full, Metric, Product
+from bp_convert.kron.metric import RIDGE, Diagonal, Full, Metric, Product
 
 WIDE = 5120  # columns up to which a full moment is gathered
 ROWS = 16_384  # rows of a layer that are looked at, or
 TIMES = 12  # that many times its columns, if that is more
 SAMPLE, EACH = 1024, 64  # pairs of rows that are kept to measure errors on, and of each batch
+SCARCE = 0.1  # of a column for each row: what few examples show is trusted less
 SMOOTH = 0.3  # share of an embedding's metric that is spread over rows that were not looked up
 
 
@@ -121,7 +122,8 @@ class Moment:
             return Diagonal((1 - SMOOTH) * shares + SMOOTH / self.columns)
         mean = self.mean - self.start if self.centred else torch.zeros_like(self.mean)
         if self.full:
-            return Full((self.moments[0].double() / count - torch.outer(mean, mean)).float())
+            moment = self.moments[0].double() / count - torch.outer(mean, mean)
+            return Full(moment.float(), RIDGE + SCARCE * self.columns / count)
         if self.kernel:
             places = prod(self.kernel)
             apart = mean.view(-1, places)  # (C, S)

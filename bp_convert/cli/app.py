@@ -11,6 +11,7 @@ import typer
 
 from bp_convert._version import __version__
 from bp_convert.cli import options as o
+from bp_convert.cli import studies
 from bp_convert.cli.group import DefaultCommand, DefaultGroup
 from bp_convert.cli.session import DONE, NOTHING, errors_shown, progress_shown
 
@@ -204,6 +205,10 @@ def demo(
         from bp_convert.demo import run
 
         run(folder)
+
+
+app.command()(studies.probe)
+app.command()(studies.sweep)
 
 
 @app.command()

@@ -18,8 +18,9 @@ TALK = "How it talks   --quiet   or   --json"
 
 EPILOG = (
     "Other commands: bp-convert probe MODEL (how far each layer can be compressed), bp-convert "
-    "sweep MODEL (several targets in one table), bp-convert inspect MODEL (what is in a file), bp-convert dense FILE -o OUT "
-    "(back to plain torch layers), bp-convert demo, bp-convert schema (of --json). "
+    "sweep MODEL (several targets in one table), bp-convert inspect MODEL (what is in a file), "
+    "bp-convert dense FILE -o OUT (back to plain torch layers), bp-convert demo, bp-convert schema "
+    "(of --json). "
     "Exit codes: 0 done, 1 input or conversion error, 2 usage, 3 nothing converted, "
     "4 verification failed."
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bp_convert.data.door import Data, examples_for
+from bp_convert.data.door import Data, examples_for, held_back
 from bp_convert.data.examples import Examples, adapt
 from bp_convert.data.load import from_loader, from_tensors, load_examples
 
@@ -13,5 +13,6 @@ __all__ = [
     "examples_for",
     "from_loader",
     "from_tensors",
+    "held_back",
     "load_examples",
 ]

@@ -71,6 +71,15 @@ def examples_for(
     )
 
 
+def held_back(calibrate: Data | None, evaluate: Data, taken: Examples | None) -> int:
+    """Return how many examples evaluation has to leave out because calibration took them."""
+    if taken is None:
+        return 0
+    if isinstance(calibrate, str | Path) and isinstance(evaluate, str | Path):
+        return taken.count if str(calibrate) == str(evaluate) else 0
+    return taken.count if calibrate is evaluate and not isinstance(evaluate, Examples) else 0
+
+
 def _bounded(model: nn.Module, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
     """Give token ids the bound of the vocabulary that reads them, so that a tokenizer of another
     vocabulary is found out."""

@@ -39,7 +39,6 @@ from bp_convert.values.plan import Plan
 Progress = Callable[[str, int, int], None]
 STAGES = 24  # passes over the data: layers that follow each other share one where there are more
 SWEEPS = 30
-SHRINK = 1e-3  # how firmly the target is held to W where the data does not say
 
 
 @torch.no_grad()
@@ -155,12 +154,12 @@ def _spec(twin: nn.Module, role: str) -> FactorSpec:
 
 
 def _target(weight: Tensor, moment: Moment, metric: Metric) -> Tensor:
-    """Return ``T = W E[x x'^T] C'^-1``, held to W by a ridge; W where no moments tell."""
+    """Return ``T = W E[x x'^T] C'^-1``, held to W by the metric's ridge; W where no
+    moments tell."""
     across = moment.across()
     if across is None or not isinstance(metric, Full):
         return weight
-    ridge = SHRINK * float(metric.matrix.diagonal().mean())
-    right = weight.double() @ across + ridge * weight.double()  # (K, D)
+    right = weight.double() @ across + metric.added * weight.double()  # (K, D)
     lower = torch.linalg.cholesky_ex(metric.matrix.double())
     if int(lower.info):
         return weight

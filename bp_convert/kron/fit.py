@@ -14,7 +14,7 @@ from bp_convert.values.factors import FactorSpec
 SWEEPS = 12
 SETTLED = 3e-3  # gain of a sweep, relative to the error that is left, at which it stops
 MAX_WORK = 6e9  # multiply-adds of a half sweep's normal equations, above which there is none
-MAX_SIDE = 3000  # unknowns of one system of normal equations
+MAX_SIDE = 6000  # unknowns of one system of normal equations
 TIKHONOV = 1e-9  # of the mean diagonal, so that terms that repeat each other do not run away
 
 

@@ -74,7 +74,8 @@ class Full(Metric):
     def __init__(self, moment: Tensor, ridge: float = RIDGE) -> None:
         mean = float(moment.diagonal().double().mean())
         self.matrix = (moment + moment.t()) / 2
-        self.matrix.diagonal().add_(ridge * mean if mean > 0 else 1.0)
+        self.added = ridge * mean if mean > 0 else 1.0
+        self.matrix.diagonal().add_(self.added)
         self._lower: Tensor | None = None
 
     def apply(self, matrix: Tensor) -> Tensor:

@@ -79,9 +79,12 @@ def markdown(report: Report) -> str:
 def html(report: Report) -> str:
     """Return a page that needs nothing but itself."""
     title = escape(report.model.rpartition(".")[2])
-    totals = "".join(_tr(row, "td", {1, 2}) for row in words.totals(report))
+    heads = table_row(("total", "before", "after", "change"), "th", {1, 2})
+    totals = "".join(table_row(row, "td", {1, 2}) for row in words.totals(report))
     rows = unfolded(report.layers)
-    body = "".join(_tr(_cells(row), "td", set(range(4, 10)), row.layer.action) for row in rows)
+    body = "".join(
+        table_row(_cells(row), "td", set(range(4, 10)), row.layer.action) for row in rows
+    )
     sections = "".join(
         f"<h2>{escape(name)}</h2><ul>{''.join(f'<li>{escape(line)}</li>' for line in found)}</ul>"
         for name, found in _sections(report)
@@ -90,14 +93,14 @@ def html(report: Report) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}, converted'
-        f"</title><style>{_STYLE}</style></head><body><h1>{title}, converted</h1>"
+        f"</title><style>{STYLE}</style></head><body><h1>{title}, converted</h1>"
         f'<p class="verdict">{escape(report.verdict)}</p>{source}'
-        f'<table class="totals"><thead>{_tr(("total", "before", "after", "change"), "th", {1, 2})}'
+        f'<table class="totals"><thead>{heads}'
         f"</thead><tbody>{totals}</tbody></table>"
         "<p>Multiply-adds are of one example; 1 MAC = 2 FLOPs.</p>"
         f"<h2>Parameters by layer</h2>{_bars(fold(report.layers))}"
         f'<h2>Layers</h2><div class="wide"><table class="layers"><thead>'
-        f"{_tr(_HEADS, 'th', set(range(4, 10)))}</thead>"
+        f"{table_row(_HEADS, 'th', set(range(4, 10)))}</thead>"
         f"<tbody>{body}</tbody></table></div>{sections}<footer>{escape(versions)}</footer></body></html>\n"
     )
 
@@ -138,7 +141,14 @@ def _md(text: str) -> str:
     return text
 
 
-def _tr(cells: tuple[str, ...], tag: str, numbers: set[int], mark: str = "") -> str:
+def table_row(cells: tuple[str, ...], tag: str, numbers: set[int], mark: str = "") -> str:
+    """Return a row of an HTML table.
+
+    Args:
+        tag: td or th.
+        numbers: places of the cells that hold numbers.
+        mark: class of the row.
+    """
     inner = "".join(
         f"<{tag}{' class=n' if place in numbers else ''}>{escape(cell)}</{tag}>"
         for place, cell in enumerate(cells)
@@ -177,7 +187,7 @@ def _bars(rows: list[Row], limit: int = 24) -> str:
     )
 
 
-_STYLE = """
+STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:#1b1f24;background:#fff;max-width:72rem;
 margin:2rem auto;padding:0 1rem}
 h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}

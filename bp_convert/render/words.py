@@ -107,12 +107,13 @@ def verification(report: Report) -> list[str]:
 def score(one: Score) -> str:
     """Say one metric before and after."""
     return (
-        f"{one.metric} {_value(one, one.before)} before, {_value(one, one.after)} after, on "
+        f"{one.metric} {value_of(one, one.before)} before, {value_of(one, one.after)} after, on "
         f"{one.examples:,} examples that nothing was fitted to"
     )
 
 
-def _value(one: Score, value: float) -> str:
+def value_of(one: Score, value: float) -> str:
+    """Write a value of a metric: a share as a percentage."""
     shares = one.metric == "accuracy" or one.metric.startswith("top")
     return f"{100 * value:.2f} %" if shares else f"{value:.4g}"
 

@@ -22,6 +22,7 @@ from bp_convert.values.target import Target
 
 TIMES = ("time", "time32")
 SLACKS = (1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 2.0)  # of the time before, tried in turn
+WORTH = 1.1  # times the loss that speed may cost
 SPENT = 0.993  # share of a target that a choice is to take up
 SLOWER = "to keep the target the model is predicted to run slower than before"
 
@@ -105,7 +106,8 @@ def _guarded(
     units: Sequence[Unit], limits: dict[str, float], choice: list[int]
 ) -> tuple[list[int], dict[str, float], bool]:
     """Return a choice that is no slower than before or, where the targets would then not be
-    spent, as little slower as they allow; and whether it is slower."""
+    spent or the error would grow much, as little slower as that allows; and whether it is slower.
+    """
     times = {name: time for name in TIMES if (time := _dense(units, name)) > 0}
     if not times or ERROR in limits:
         return choice, limits, _slower(units, choice, times)
@@ -115,7 +117,8 @@ def _guarded(
             found = allocate(units, held)
         except OutOfReachError:
             continue
-        if _spent(units, found, limits) >= min(SPENT, _spent(units, choice, limits)):
+        spent = _spent(units, found, limits) >= min(SPENT, _spent(units, choice, limits))
+        if spent and _loss(units, found) <= WORTH * _loss(units, choice):
             return found, held, slack > 1
     return choice, limits, _slower(units, choice, times)
 
@@ -126,6 +129,10 @@ def _spent(units: Sequence[Unit], choice: Sequence[int], limits: Mapping[str, fl
         sum(float(quantity(unit, name)[at]) for unit, at in zip(units, choice, strict=True)) / limit
         for name, limit in limits.items()
     )
+
+
+def _loss(units: Sequence[Unit], choice: Sequence[int]) -> float:
+    return sum(float(quantity(unit, ERROR)[at]) for unit, at in zip(units, choice, strict=True))
 
 
 def _slower(units: Sequence[Unit], choice: Sequence[int], times: Mapping[str, float]) -> bool:

@@ -25,8 +25,9 @@ COARSE = 4
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.25, 0.5)  # of the parameters, at which pairs are compared
 KEPT = 5  # pairs that are kept at each share
 WIDE = 1024  # terms beyond which only low-rank is followed up: a decomposition costs its cube
-TRIED = (0.01, 0.04, 0.12, 0.3)  # shares at which alternation is run to correct a curve
-NEAR = 1.5  # times the best error at a share, up to which a pair is worth alternation
+TRIED = (0.01, 0.03, 0.08, 0.2, 0.45)  # shares at which a curve is corrected by fits
+REACH = 1.8  # times the fewest and most terms of those fits, how far the correction is trusted
+NEAR = 1.5  # times the best error at a share, up to which a pair is worth a fit
 PICKED = 3  # pairs at each of those shares
 SWEEPS = 3
 TRIAL = 1e9  # multiply-adds of a half sweep's normal equations, above which it is not tried
@@ -111,7 +112,11 @@ class _Search:
             kept.append(self.found[lowest])
         if any(not isinstance(metric, Plain) for metric in self.metrics):
             tried = self._trials(kept)
-            kept = [self._corrected(one, tried.get(one.spec, [])) for one in kept]
+            kept = [
+                self._corrected(one, tried.get(one.spec, []))
+                for one in kept
+                if low_rank(one.spec) or one.spec in tried
+            ]
         return kept
 
     def _columns_count(self) -> int:
@@ -193,28 +198,35 @@ class _Search:
         return self.white[1]
 
     def _trials(self, curves: Sequence[Curve]) -> dict[FactorSpec, list[int]]:
-        """Return the numbers of terms at which alternation is tried, for the pairs that may win
-        by it: those near the best, where the normal equations are small."""
-        wanted: dict[FactorSpec, list[int]] = {}
+        """Return the pairs that may win in the whole metric, and at how many terms to fit them."""
+        others = [one for one in curves if not low_rank(one.spec)]
+        picked: dict[FactorSpec, Curve] = {}
+        limits = {}
         for share in TRIED:
             budget = share * self.size
-            ranked = sorted(curves, key=lambda one: one.at(budget))
-            limit = NEAR**2 * ranked[0].at(budget)
-            for one in [one for one in ranked if not low_rank(one.spec)][:PICKED]:
-                rank = int(budget // one.spec.params)
-                spec = one.spec.model_copy(update={"rank": max(1, rank)})
-                if not 1 <= rank < spec.full_rank or one.at(budget) > limit:
-                    continue
-                if all(affordable(spec, metric, TRIAL) for metric in self.metrics):
-                    ranks = wanted.setdefault(one.spec, [])
-                    ranks += [rank] if rank not in ranks else []
+            ranked = sorted(others, key=lambda one: one.at(budget))
+            best = min(one.at(budget) for one in self.found.values())
+            limits[share] = NEAR**2 * best
+            near = [one for one in ranked[:PICKED] if one.at(budget) <= limits[share]]
+            picked.update({one.spec: one for one in near})
+        wanted: dict[FactorSpec, list[int]] = {}
+        for spec, curve in picked.items():
+            ranks = [
+                int(share * self.size // spec.params)
+                for share in TRIED
+                if curve.at(share * self.size) <= limits[share]
+            ]
+            ranks = sorted({rank for rank in ranks if 1 <= rank < spec.full_rank})
+            if ranks:
+                wanted[spec] = ranks
         return wanted
 
     def _corrected(self, curve: Curve, tried: Sequence[int]) -> Curve:
         """Return the curve with the errors that fitting in the whole metric reaches.
 
-        The nearest sum in the nearest Kronecker product of the metric only ranks; how far
-        alternation gets is tried at a few numbers of terms and carried over to those between.
+        The nearest sum in the nearest Kronecker product of the metric only ranks; what fitting
+        reaches is tried at a few numbers of terms and carried over to those between. Beyond them
+        nothing is promised.
         """
         spec = curve.spec
         if not tried:
@@ -224,15 +236,19 @@ class _Search:
         for rank in tried:
             error = self._fitted(spec.model_copy(update={"rank": rank}), columns)
             ratios.append(log(max(error, 1e-12) / max(float(curve.errors[rank]), 1e-12)))
-        between = np.interp(np.arange(len(curve.errors)), tried, ratios)
+        terms = np.arange(len(curve.errors))
+        between = np.interp(terms, tried, ratios)
         errors = np.minimum.accumulate(np.minimum(curve.errors * np.exp(between), 1.0))
-        errors[0], errors[-1] = 1.0, 0.0
+        errors[(terms < tried[0] / REACH) | (terms > tried[-1] * REACH)] = 1.0
+        errors[-1] = 0.0
         return Curve(spec, errors.astype(np.float32))
 
     def _fitted(self, spec: FactorSpec, columns: Columns) -> float:
         gap = 0.0
         for metric, one, total in zip(self.metrics, self.matrices, self.totals, strict=True):
-            gap += fit_in_metric(one, spec, columns, metric, sweeps=SWEEPS).error ** 2 * total
+            sweeps = SWEEPS if affordable(spec, metric, TRIAL) else 0
+            near = fit_in_metric(one, spec, columns, metric, sweeps=sweeps)
+            gap += near.error**2 * total
             self.tick()
         return gap / max(sum(self.totals), 1e-300)
 

@@ -48,7 +48,7 @@ class Unit:
         wanted: the layer.
         role: key of the factors.
         matrices: how many matrices share the role's spec.
-        size: numbers in one of them.
+        shape: (K, D) of each.
         curves: pairs with their errors.
         sensitivity: growth of the model's squared error with this role's.
         specs: what each option is; None keeps the weight.
@@ -61,7 +61,7 @@ class Unit:
     wanted: Wanted
     role: str
     matrices: int
-    size: int
+    shape: tuple[int, int]
     curves: list[Curve]
     sensitivity: float
     specs: list[FactorSpec | None]
@@ -69,6 +69,11 @@ class Unit:
     errors: np.ndarray
     dense: np.ndarray
     alone: bool
+
+    @property
+    def size(self) -> int:
+        """Numbers in one of its matrices."""
+        return self.shape[0] * self.shape[1]
 
     @property
     def name(self) -> str:
@@ -110,7 +115,7 @@ def make_unit(
         wanted,
         role,
         matrices,
-        size,
+        shape,
         curves,
         sensitivity,
         specs,

@@ -16,7 +16,7 @@ from bp_convert.kinds import Spread
 from bp_convert.kron.metric import Metric
 
 LOST = 0.1  # share of the layer's output energy that the trial takes away
-FEWEST, MOST = 0.02, 50.0  # bounds of a sensitivity: one trial is no certainty
+MOST = 7.0  # the largest sensitivity that one trial is believed
 BATCHES = 2  # that are looked at
 
 
@@ -25,9 +25,8 @@ class Trials:
 
     A layer's sensitivity is the growth of the model's squared relative error over the layer's own
     squared relative error, in the metric of its inputs, when the directions of its output that
-    matter least are cut off. Its root is taken: the trial perturbs one layer of a model that is
-    otherwise whole, while later layers are fitted to make up for earlier ones, and measured
-    differences then proved too large. Without data every layer counts alike, 1.
+    matter least are cut off; ``damped`` says how far that is trusted. Without data every layer
+    counts alike, 1.
 
     Args:
         model: a copy that may be written to; it is left as it was.
@@ -60,12 +59,7 @@ class Trials:
         shifts = [-(change @ mean.to(change)) for change, mean in zip(changes, means, strict=True)]
         with _changed(site, module, role, changes, shifts):
             grown = self._error()
-        found = grown / (lost / total)
-        return (
-            min(MOST, max(FEWEST, found, sqrt(found) if found < 1 else 0.0))
-            if found == found
-            else 1.0
-        )
+        return damped(grown / (lost / total))
 
     def _outputs(self, batch: tuple[object, object]) -> list[Tensor]:
         output = run_quietly(self.model, batch)  # type: ignore[arg-type]
@@ -79,6 +73,19 @@ class Trials:
                 centre = then.mean(0) if len(then) > 1 else 0.0
                 size += float((then - centre).square().sum(dtype=torch.float64))
         return gap / size if size else 0.0
+
+
+def damped(growth: float) -> float:
+    """Return the sensitivity that a measured growth stands for: its root, and below 1 the root of
+    that.
+
+    The trial perturbs one layer of a model that is otherwise whole, while in the conversion later
+    layers are fitted to make up for earlier ones. Taken at face value, measurements made models
+    worse than counting all layers alike, and so did not measuring; see ``benchmarks/quality.py``.
+    """
+    if not growth > 0:
+        return 0.1
+    return min(MOST, sqrt(growth)) if growth >= 1 else max(0.1, growth**0.25)
 
 
 def _truncated(matrix: Tensor, metric: Metric) -> Tensor:

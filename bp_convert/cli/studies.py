@@ -1,0 +1,243 @@
+"""The commands that look before a model is converted: probe and sweep."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bp_convert.cli import options as o
+from bp_convert.cli.session import errors_shown, progress_shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import RenderableType
+
+Error = Annotated[
+    float,
+    typer.Option("--error", metavar="E", help="Relative error at which savings are counted."),
+]
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="FOLDER",
+        help="Write each point's model there, named by its target.",
+        rich_help_panel=o.OUT,
+    ),
+]
+NoSvd = Annotated[
+    bool, typer.Option("--no-svd", help="Leave truncated SVD out.", rich_help_panel=o.GOAL)
+]
+
+
+def probe(
+    model: o.Model,
+    arch: o.Arch = None,
+    trust: o.Trust = None,
+    allow_missing: o.AllowMissing = False,
+    input: o.Input = None,
+    calibrate: o.Calibrate = None,
+    examples: o.Count = 512,
+    tokenizer: o.Tokenizer = None,
+    error: Error = 0.3,
+    include: o.Include = None,
+    exclude: o.Exclude = None,
+    report: o.ReportFile = None,
+    force: o.Force = False,
+    seed: o.Seed = 0,
+    json_only: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Show how far each layer can be compressed, the largest saving first."""
+    if not 0 < error < 1:
+        raise typer.BadParameter(f"{error:g} is no relative error. Give one between 0 and 1")
+    with errors_shown():
+        from bp_convert.cli.data import Data, tokenizer_in
+        from bp_convert.cli.outputs import check_outputs
+        from bp_convert.cli.settings import settings_from
+
+        reports = report or []
+        check_outputs(None, reports=reports, plan_out=None, force=force)
+        given = {"include": include, "exclude": exclude, "inputs": input, "seed": seed}
+        asked = settings_from(None, {name: one for name, one in given.items() if one is not None})
+        from bp_convert import pipeline, studies
+        from bp_convert.render import study
+
+        with progress_shown(quiet=quiet or json_only) as progress:
+            loaded = pipeline.open_model(
+                model, arch=arch, trust=trust or (), allow_missing=allow_missing
+            )
+            data = Data(
+                calibrate,
+                None,
+                count=examples,
+                tokenizer=tokenizer or tokenizer_in(model, arch),
+                settings=asked,
+            )
+            found = studies.probe(
+                loaded.model,
+                asked,
+                calibrate=data.calibration(loaded.model),
+                error=error,
+                source=loaded.source,
+                progress=progress,
+            )
+        _write(found, reports, study.probe_page, force=force)
+        if json_only:
+            print(json.dumps(found.model_dump(mode="json", by_alias=True), indent=1))
+        elif quiet:
+            print(study.probe_verdict(found))
+        else:
+            _show(study.shown_probe(found, every=verbose))
+            for path in reports:
+                print(f"wrote {path}")
+
+
+def sweep(
+    model: o.Model,
+    target: o.Targets = None,
+    arch: o.Arch = None,
+    trust: o.Trust = None,
+    allow_missing: o.AllowMissing = False,
+    input: o.Input = None,
+    calibrate: o.Calibrate = None,
+    examples: o.Count = 512,
+    tokenizer: o.Tokenizer = None,
+    method: o.Method = "auto",
+    evaluate: o.Evaluate = None,
+    metric: o.Metric = None,
+    no_svd: NoSvd = False,
+    include: o.Include = None,
+    exclude: o.Exclude = None,
+    convert_anyway: o.ConvertAnyway = False,
+    output: Folder = None,
+    report: o.ReportFile = None,
+    force: o.Force = False,
+    seed: o.Seed = 0,
+    json_only: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Convert to several targets, and compare size and quality; truncated SVD stands beside.
+
+    Give the targets as --target params=0.5,0.25,0.1 or one by one.
+    """
+    with errors_shown():
+        from bp_convert.cli.data import Data, tokenizer_in
+        from bp_convert.cli.outputs import check_outputs
+        from bp_convert.cli.settings import settings_from
+
+        targets = several(target or ["params=0.5,0.25,0.1"])
+        files = (
+            {one: output / f"{model.stem}-{one.replace('=', '-')}.pt" for one in targets}
+            if (output is not None)
+            else {}
+        )
+        reports = report or []
+        if output is not None:
+            output.mkdir(parents=True, exist_ok=True)
+        check_outputs(None, reports=reports, plan_out=None, force=force)
+        for path in files.values():
+            check_outputs(path, reports=(), plan_out=None, force=force)
+        given = {
+            "include": include,
+            "exclude": exclude,
+            "inputs": input,
+            "seed": seed,
+            "method": method,
+            "convert_anyway": convert_anyway,
+        }
+        asked = settings_from(None, {name: one for name, one in given.items() if one is not None})
+        from bp_convert import pipeline, studies
+        from bp_convert.render import study
+
+        with progress_shown(quiet=quiet or json_only) as progress:
+            loaded = pipeline.open_model(
+                model, arch=arch, trust=trust or (), allow_missing=allow_missing
+            )
+            data = Data(
+                calibrate,
+                evaluate,
+                count=examples,
+                tokenizer=tokenizer or tokenizer_in(model, arch),
+                settings=asked,
+            )
+
+            def keep(small: Any, one: Any) -> Path:
+                path = files[str(one)]
+                pipeline.save(small, path, arch=loaded.arch, force=force)
+                return path
+
+            found = studies.sweep(
+                loaded.model,
+                targets,
+                asked,
+                calibrate=data.calibration(loaded.model),
+                evaluate=data.evaluation(loaded.model),
+                metric=metric,
+                beside=not no_svd,
+                keep=keep if files else None,
+                source=loaded.source,
+                progress=progress,
+            )
+        _write(found, reports, study.sweep_page, force=force)
+        if json_only:
+            print(json.dumps(found.model_dump(mode="json", by_alias=True), indent=1))
+        elif quiet:
+            print(found.verdict)
+        else:
+            _show(study.shown_sweep(found))
+            for point in found.points:
+                if point.file:
+                    print(f"wrote {point.file}")
+            for path in reports:
+                print(f"wrote {path}")
+
+
+def several(texts: list[str]) -> list[str]:
+    """Read targets, of which one may give several limits: ``params=0.5,0.25``.
+
+    Raises:
+        PlanError: a text that is no target.
+    """
+    from bp_convert.values.target import Target
+
+    found = []
+    for text in texts:
+        name, _, limits = text.partition("=")
+        found += [str(Target.parse(f"{name}={limit}")) for limit in limits.split(",")]
+    return list(dict.fromkeys(found))
+
+
+def _write(found: Any, reports: list[Path], page: Callable[[Any], str], *, force: bool) -> None:
+    """Write a study as a page, or as JSON."""
+    from bp_convert.errors import PlanError
+    from bp_convert.files import write_text
+
+    for path in reports:
+        if path.suffix.lower() == ".json":
+            text = json.dumps(found.model_dump(mode="json", by_alias=True), indent=1) + "\n"
+        elif path.suffix.lower() == ".html":
+            text = page(found)
+        else:
+            raise PlanError(
+                where=f"--report {path}",
+                found=f"the ending {path.suffix!r}",
+                allowed=".html or .json for this command",
+                fix="name the file with one of these endings",
+            )
+        write_text(path, text, force=force)
+
+
+def _show(what: RenderableType) -> None:
+    from rich.console import Console
+
+    from bp_convert.render.terminal import WIDTH
+
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(what)
