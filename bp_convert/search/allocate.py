@@ -23,6 +23,10 @@ HALVINGS = 50
 CYCLES = 4  # rounds over the prices where several limits hold at once
 ROUNDS = 300  # of shifting weights between limits that pull against each other
 MOVES = 2000
+FULL = 0.998  # share of a limit above which two options at once are not tried
+PAIRS = 12  # exchanges of two options
+NEAR = 160  # options of a unit that take part in those, the nearest in what they take
+UNITS = 24  # the units that take part: with more, single exchanges are fine enough
 LEAST = 1e-4  # of a signal's energy: less counts as this
 
 
@@ -68,8 +72,15 @@ def allocate(units: Sequence[Unit], limits: Mapping[str, float]) -> list[int]:
         least = sum(float(table.limited[:, column].min()) for table in tables)
         if least > bounds[column] * (1 + 1e-12):
             raise OutOfReachError(name, least)
-    choice = _priced(tables, bounds, names)
-    return _spend(tables, choice, bounds)
+    choice = _spend(tables, _priced(tables, bounds, names), bounds)
+    for _ in range(PAIRS):
+        if (_sums(tables, choice) / _scale(bounds)).max() >= FULL:
+            break
+        better = _exchange(tables, choice, bounds)
+        if better is None:
+            break
+        choice = _spend(tables, better, bounds)
+    return choice
 
 
 def quantity(unit: Unit, name: str) -> np.ndarray:
@@ -183,3 +194,41 @@ def _spend(tables: Sequence[_Table], choice: list[int], bounds: np.ndarray) -> l
         room = room - (tables[index].limited[best[index][1]] - tables[index].limited[choice[index]])
         choice[index] = best[index][1]
     return choice
+
+
+def _scale(bounds: np.ndarray) -> np.ndarray:
+    """Return the limits as what things are measured by, also where a limit is nothing."""
+    found: np.ndarray = np.maximum(np.abs(bounds), 1e-12)
+    return found
+
+
+def _exchange(
+    tables: Sequence[_Table], choice: Sequence[int], bounds: np.ndarray
+) -> list[int] | None:
+    """Return the choice with two units' options exchanged at once for the largest gain, or None:
+    one gives what the other takes, where neither alone fits."""
+    room = bounds - _sums(tables, choice)
+    slack = 1e-9 * np.abs(bounds)
+    moves = []
+    for table, at in zip(tables, choice, strict=True):
+        takes = table.limited - table.limited[at]  # (options, limits)
+        near = np.argsort(np.abs(takes / _scale(bounds)).max(1), kind="stable")[:NEAR]
+        moves.append((near, takes[near], table.objective[at] - table.objective[near]))
+    widest = sorted(range(len(tables)), key=lambda i: -float(np.ptp(moves[i][2])))[:UNITS]
+    best, found = 0.0, None
+    for place, one in enumerate(sorted(widest)):
+        for two in sorted(widest)[place + 1 :]:
+            gain = moves[one][2][:, None] + moves[two][2][None]  # (options, options)
+            takes = moves[one][1][:, None] + moves[two][1][None]
+            gain = np.where((takes <= room + slack).all(2), gain, 0.0)
+            top = int(gain.argmax())
+            if gain.flat[top] > best * (1 + 1e-9) + 1e-15:
+                best = float(gain.flat[top])
+                found = (one, two, *divmod(top, gain.shape[1]))
+    if found is None:
+        return None
+    one, two, first, second = found
+    changed = list(choice)
+    changed[one] = int(moves[one][0][first])
+    changed[two] = int(moves[two][0][second])
+    return changed

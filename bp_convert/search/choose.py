@@ -165,7 +165,8 @@ def _polished(unit: Unit, at: int, limits: Mapping[str, float]) -> int:
         if rank < 1 or curve.errors[rank] >= error:
             continue
         place = with_option(unit, curve, rank)
-        if (unit.costs[place, columns] <= allowed).all():
+        enough = unit.costs[place, 0] >= unit.wanted.floor * unit.matrices * unit.size
+        if enough and (unit.costs[place, columns] <= allowed).all():
             best, error = place, unit.errors[place]
     return best
 

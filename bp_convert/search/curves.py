@@ -40,7 +40,7 @@ class Curve:
 
     Attributes:
         spec: the pair, with one term.
-        errors: (full rank + 1), float32, falling from 1 to 0.
+        errors: (full rank + 1), float32, falling from 1 to 0; 1 also where nothing is promised.
     """
 
     spec: FactorSpec
@@ -229,7 +229,7 @@ class _Search:
         nothing is promised.
         """
         spec = curve.spec
-        if not tried:
+        if not tried or not sum(self.totals):
             return curve
         columns = Columns.of(spec, self.choices.kernel)
         ratios: list[float] = []

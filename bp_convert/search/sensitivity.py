@@ -16,7 +16,7 @@ from bp_convert.kinds import Spread
 from bp_convert.kron.metric import Metric
 
 LOST = 0.1  # share of the layer's output energy that the trial takes away
-MOST = 7.0  # the largest sensitivity that one trial is believed
+FEWEST, MOST = 0.1, 7.0  # bounds of a sensitivity: one trial is no certainty
 BATCHES = 2  # that are looked at
 
 
@@ -84,8 +84,8 @@ def damped(growth: float) -> float:
     worse than counting all layers alike, and so did not measuring; see ``benchmarks/quality.py``.
     """
     if not growth > 0:
-        return 0.1
-    return min(MOST, sqrt(growth)) if growth >= 1 else max(0.1, growth**0.25)
+        return FEWEST
+    return min(MOST, sqrt(growth)) if growth >= 1 else max(FEWEST, growth**0.25)
 
 
 def _truncated(matrix: Tensor, metric: Metric) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.calibration.gather import gather, order_of
-from bp_convert.calibration.moments import Moment
+from bp_convert.calibration.moments import SCARCE, Moment
 from bp_convert.errors import DataError
 from bp_convert.graph.walk import walk
 from bp_convert.kron.metric import RIDGE, Diagonal, Full
@@ -32,7 +32,8 @@ def _covariance(rows: Tensor, *, centred: bool) -> Tensor:
     rows = rows.double()
     mean = rows.mean(0) if centred else 0 * rows.mean(0)
     moment = (rows - mean).t() @ (rows - mean) / len(rows)
-    return moment + RIDGE * moment.diagonal().mean() * torch.eye(len(moment)).double()
+    ridge = RIDGE + SCARCE * len(moment) / len(rows)
+    return moment + ridge * moment.diagonal().mean() * torch.eye(len(moment)).double()
 
 
 def _caught(model: nn.Module, name: str, batches: Any) -> list[Tensor]:

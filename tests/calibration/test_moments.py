@@ -30,8 +30,10 @@ def _moment(rows: Tensor, *, centred: bool) -> Tensor:
     return found
 
 
-def _ridged(moment: Tensor) -> Tensor:
-    return moment + RIDGE * moment.diagonal().mean() * torch.eye(len(moment)).double()
+def _ridged(moment: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Add the ridge, which grows with the columns for each row in a full moment."""
+    ridge = RIDGE + (0 if rows is None else moments.SCARCE * len(moment) / len(rows))
+    return moment + ridge * moment.diagonal().mean() * torch.eye(len(moment)).double()
 
 
 def _rows(count: int, size: int) -> Tensor:
@@ -51,10 +53,10 @@ def test_a_full_moment_is_the_covariance(centred: bool) -> None:
     moment = _gathered(Moment(7, centred=centred), rows)
     metric = moment.metric()
     assert isinstance(metric, Full)
-    assert_near(metric.matrix, _ridged(_moment(rows, centred=centred)), F32)
+    assert_near(metric.matrix, _ridged(_moment(rows, centred=centred), rows), F32)
     assert_near(moment.mean, rows.double().mean(0), F32)
     with pytest.raises(AssertionError):  # the negative twin
-        assert_near(metric.matrix, _ridged(_moment(rows, centred=not centred)), F32)
+        assert_near(metric.matrix, _ridged(_moment(rows, centred=not centred), rows), F32)
 
 
 def test_every_row_counts_alike_whatever_the_batches() -> None:
@@ -220,7 +222,7 @@ def test_a_large_mean_does_not_drown_the_variance(mean: float) -> None:
         moment.add(rows[start : start + 100], other[start : start + 100])
     metric = moment.metric()
     assert isinstance(metric, Full)
-    assert_near(metric.matrix, _ridged(_moment(rows, centred=True)), F32)
+    assert_near(metric.matrix, _ridged(_moment(rows, centred=True), rows), F32)
     across = moment.across()
     assert across is not None
     x, y = rows.double(), other.double()
@@ -234,4 +236,4 @@ def test_half_precision_rows_are_added_in_float32() -> None:
     rows = _rows(50, 5).half()
     metric = _gathered(Moment(5), rows).metric()
     assert isinstance(metric, Full)
-    assert_near(metric.matrix, _ridged(_moment(rows, centred=True)), F32)
+    assert_near(metric.matrix, _ridged(_moment(rows, centred=True), rows), F32)
