@@ -77,6 +77,7 @@ class Full(Metric):
         self.added = ridge * mean if mean > 0 else 1.0
         self.matrix.diagonal().add_(self.added)
         self._lower: Tensor | None = None
+        self._last: tuple[Columns, Roots] | None = None
 
     def apply(self, matrix: Tensor) -> Tensor:
         return matrix @ self.matrix.to(matrix.dtype)
@@ -90,8 +91,10 @@ class Full(Metric):
         return found
 
     def roots(self, columns: Columns) -> Roots:
-        one, two = nearest_product(self.blocks(columns))
-        return cholesky(one), cholesky(two)
+        if self._last is None or self._last[0] != columns:  # asked for again by each fit
+            one, two = nearest_product(self.blocks(columns))
+            self._last = (columns, (cholesky(one), cholesky(two)))
+        return self._last[1]
 
     def blocks(self, columns: Columns) -> Tensor:
         """Return C as (d1, d2, d1, d2), in the columns' order."""

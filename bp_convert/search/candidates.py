@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 from torch import Tensor, nn
 
 from bp_convert.calibration.gather import Moments, gather, order_of
@@ -11,13 +12,16 @@ from bp_convert.calibration.moments import Moment
 from bp_convert.calibration.tap import Batches
 from bp_convert.errors import PlanError
 from bp_convert.graph.clone import clone, shadow
+from bp_convert.graph.walk import Site
 from bp_convert.kinds import Spread
+from bp_convert.kron.fit import low_rank
 from bp_convert.search import cache
 from bp_convert.search.curves import Curve, curves_of
 from bp_convert.search.options import Unit, Wanted, make_unit
 from bp_convert.search.sensitivity import Trials
 from bp_convert.values.settings import Method
 
+HANDICAP = 1.3  # times the squared error of Kronecker sums fitted to data
 Progress = Callable[[str, int, int], None]
 
 
@@ -37,6 +41,23 @@ def settled(method: Method, *, data: bool) -> Method:
             fix="give examples with --calibrate, or another --method",
         )
     return method
+
+
+def handicapped(curve: Curve) -> Curve:
+    """Return a curve as it is to be expected on data that it was not measured on: alternation
+    follows the calibration data closer than low rank's closed form does."""
+    if low_rank(curve.spec):
+        return curve
+    return Curve(curve.spec, np.minimum(curve.errors * np.float32(HANDICAP), np.float32(1.0)))
+
+
+def _fits(curve: Curve, site: Site) -> bool:
+    """Return whether a pair may be fitted to data: an embedding's only where it is low-rank.
+
+    Most rows of a table are never looked up in calibration. A subspace of the looked-up rows suits
+    the others too; Kronecker terms suit those that are frequent and give the others up.
+    """
+    return low_rank(curve.spec) or not site.kind.lookup
 
 
 class Candidates:
@@ -83,6 +104,8 @@ class Candidates:
             matrices = site.kind.matrices(site.module, Spread())
             for role, ones in matrices.items():
                 curves, sensitivity = self._curves(wanted, role, ones)
+                if self.by_data:
+                    curves = [one for one in map(handicapped, curves) if _fits(one, site)]
                 shape = (ones[0].shape[0], ones[0].shape[1])
                 units.append(
                     make_unit(
@@ -111,7 +134,7 @@ class Candidates:
             return held
         moments = self._moments(wanted, role, len(matrices))
         choices = site.kind.choices(site.module, wanted.widths)[role]
-        svd = self.method.startswith("svd")
+        svd = self.method.startswith("svd") or (moments is not None and site.kind.lookup)
         sensitivity = 1.0
         if moments is None:
             curves = curves_of(matrices, choices, low_rank_only=svd)

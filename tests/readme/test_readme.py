@@ -10,6 +10,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchvision
@@ -21,7 +22,12 @@ from bp_convert.cli.app import app
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 # Run by other means: the first three make environments, the others are benchmarks.
-ELSEWHERE = ("pip install", "make ", "python benchmarks/real_models.py")
+ELSEWHERE = (
+    "pip install",
+    "make ",
+    "python benchmarks/real_models.py",
+    "python benchmarks/quality.py",
+)
 
 
 def blocks(language: str) -> list[str]:
@@ -53,6 +59,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         "model.pt",
     )
+    np.savez("examples.npz", inputs=np.random.randn(600, 3072).astype("float32"))
     torch.save(torchvision.models.resnet18().state_dict(), "weights.pth")
     return tmp_path
 
