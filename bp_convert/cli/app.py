@@ -229,20 +229,14 @@ def _given(ctx: typer.Context) -> dict[str, Any]:
     }  # fmt: skip
     given: dict[str, Any] = {}
     for option, field in names.items():
-        if _stands_there(ctx, option):
+        if o.stands_there(ctx, option):
             given[field] = ctx.params[option]
     return given
 
 
-def _stands_there(ctx: typer.Context, option: str) -> bool:
-    """Say whether an option was given on the command line."""
-    source = ctx.get_parameter_source(option)
-    return source is not None and source.name == "COMMANDLINE"
-
-
 def _check_together(ctx: typer.Context, given: dict[str, Any], plan: Path | None) -> None:
     """Refuse options of which one would silently do nothing."""
-    asks = [*given, *(["settings"] if _stands_there(ctx, "settings") else [])]
+    asks = [*given, *(["settings"] if o.stands_there(ctx, "settings") else [])]
     if plan is not None and asks:
         option = "--" + asks[0].replace("_", "-").replace("inputs", "input")
         raise typer.BadParameter(
@@ -250,26 +244,21 @@ def _check_together(ctx: typer.Context, given: dict[str, Any], plan: Path | None
             "out, or make another plan with --plan-out",
             ctx=ctx,
         )
-    if not _stands_there(ctx, "calibrate"):
-        for option in ("examples", "tokenizer"):
-            if _stands_there(ctx, option) and not _stands_there(ctx, "evaluate"):
-                raise typer.BadParameter(
-                    f"--{option} is about data, and there is none. Add --calibrate", ctx=ctx
-                )
-    if _stands_there(ctx, "metric") and not _stands_there(ctx, "evaluate"):
-        raise typer.BadParameter("--metric needs data to score on. Add --evaluate", ctx=ctx)
-    if _stands_there(ctx, "target") and (_stands_there(ctx, "rank") or _stands_there(ctx, "pairs")):
+    o.check_data(ctx)
+    if o.stands_there(ctx, "target") and (
+        o.stands_there(ctx, "rank") or o.stands_there(ctx, "pairs")
+    ):
         raise typer.BadParameter(
             "--target chooses pairs and terms, --rank and --pairs set them. Give one or the "
             "other; a settings file can set them for single layers",
             ctx=ctx,
         )
-    if ctx.params["dry_run"] and _stands_there(ctx, "evaluate"):
+    if ctx.params["dry_run"] and o.stands_there(ctx, "evaluate"):
         raise typer.BadParameter(
             "a dry run makes nothing that --evaluate could score. Leave one of the two out",
             ctx=ctx,
         )
-    timed = _stands_there(ctx, "measure") or _stands_there(ctx, "batch")
+    timed = o.stands_there(ctx, "measure") or o.stands_there(ctx, "batch")
     if ctx.params["dry_run"] and timed:
         raise typer.BadParameter(
             "a dry run converts nothing that --measure could time. Leave one of the two out",

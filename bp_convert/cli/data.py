@@ -60,13 +60,11 @@ class Data:
         """
         if self.evaluate is None:
             return None
-        held_out = self.taken if self._same() else 0
-        return self._load(model, self.evaluate, "evaluate", SCORED, held_out)
+        from bp_convert.data.door import same_source
 
-    def _same(self) -> bool:
-        """Return whether both name one source, options such as ``?mean=`` aside."""
-        one, two = ((text or "").partition("?")[0] for text in (self.calibrate, self.evaluate))
-        return one == two or (Path(one).exists() and Path(two).exists() and Path(one).samefile(two))
+        same = self.calibrate is not None and same_source(self.calibrate, self.evaluate)
+        held_out = self.taken if same else 0
+        return self._load(model, self.evaluate, "evaluate", SCORED, held_out)
 
     def _load(
         self, model: nn.Module, source: str, part: Part, count: int, held_out: int

@@ -88,11 +88,20 @@ def _explained(
             allowed=", ".join(known),
             fix=f"did you mean {near[0]!r}?" if near else "remove it",
         )
+    if error["type"] == "value_error" and not place:  # of settings that stand together
+        return kind(
+            where=str(path or "settings"),
+            found=error["msg"].removeprefix("Value error, "),
+            allowed="settings that go together",
+            fix="change one of them, or leave it out",
+        )
     lacks = f", without {error['loc'][-1]!r}" if error["type"] == "missing" else ""
     return kind(
         where=where,
         found=f"{error.get('input')!r}"[:120] + lacks,
-        allowed=_ALLOWED.get(place[-1] if place else "", error["msg"]),
+        allowed=_ALLOWED.get(
+            place[-1] if place else "", error["msg"].removeprefix("Value error, ")
+        ),
         fix="add it" if lacks else "correct this value",
     )
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from bp_convert.values.target import Target
+
 Error = Annotated[
     float,
     typer.Option("--error", metavar="E", help="Relative error at which savings are counted."),
@@ -37,6 +39,7 @@ NoSvd = Annotated[
 
 
 def probe(
+    ctx: typer.Context,
     model: o.Model,
     arch: o.Arch = None,
     trust: o.Trust = None,
@@ -56,6 +59,7 @@ def probe(
     verbose: o.Verbose = False,
 ) -> None:
     """Show how far each layer can be compressed, the largest saving first."""
+    o.check_data(ctx)
     if not 0 < error < 1:
         raise typer.BadParameter(f"{error:g} is no relative error. Give one between 0 and 1")
     with errors_shown():
@@ -64,6 +68,7 @@ def probe(
         from bp_convert.cli.settings import settings_from
 
         reports = report or []
+        _check_pages(reports)
         check_outputs(None, reports=reports, plan_out=None, force=force)
         given = {"include": include, "exclude": exclude, "inputs": input, "seed": seed}
         asked = settings_from(None, {name: one for name, one in given.items() if one is not None})
@@ -101,6 +106,7 @@ def probe(
 
 
 def sweep(
+    ctx: typer.Context,
     model: o.Model,
     target: o.Targets = None,
     arch: o.Arch = None,
@@ -128,6 +134,7 @@ def sweep(
 
     Give the targets as --target params=0.5,0.25,0.1 or one by one.
     """
+    o.check_data(ctx)
     with errors_shown():
         from bp_convert.cli.data import Data, tokenizer_in
         from bp_convert.cli.outputs import check_outputs
@@ -135,14 +142,15 @@ def sweep(
 
         targets = several(target or ["params=0.5,0.25,0.1"])
         files = (
-            {one: output / f"{model.stem}-{one.replace('=', '-')}.pt" for one in targets}
-            if (output is not None)
+            {one: output / f"{model.stem}-{str(one).replace('=', '-')}.pt" for one in targets}
+            if output is not None
             else {}
         )
         reports = report or []
+        _check_pages(reports)
+        check_outputs(None, reports=reports, plan_out=None, force=force)
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)
-        check_outputs(None, reports=reports, plan_out=None, force=force)
         for path in files.values():
             check_outputs(path, reports=(), plan_out=None, force=force)
         given = {
@@ -170,7 +178,7 @@ def sweep(
             )
 
             def keep(small: Any, one: Any) -> Path:
-                path = files[str(one)]
+                path = files[one]
                 pipeline.save(small, path, arch=loaded.arch, force=force)
                 return path
 
@@ -200,7 +208,7 @@ def sweep(
                 print(f"wrote {path}")
 
 
-def several(texts: list[str]) -> list[str]:
+def several(texts: list[str]) -> list[Target]:
     """Read targets, of which one may give several limits: ``params=0.5,0.25``.
 
     Raises:
@@ -211,27 +219,33 @@ def several(texts: list[str]) -> list[str]:
     found = []
     for text in texts:
         name, _, limits = text.partition("=")
-        found += [str(Target.parse(f"{name}={limit}")) for limit in limits.split(",")]
+        found += [Target.parse(f"{name}={limit}") for limit in limits.split(",")]
     return list(dict.fromkeys(found))
 
 
-def _write(found: Any, reports: list[Path], page: Callable[[Any], str], *, force: bool) -> None:
-    """Write a study as a page, or as JSON."""
+def _check_pages(reports: list[Path]) -> None:
+    """Refuse reports of a form that a study does not have, before any work is done."""
     from bp_convert.errors import PlanError
-    from bp_convert.files import write_text
 
     for path in reports:
-        if path.suffix.lower() == ".json":
-            text = json.dumps(found.model_dump(mode="json", by_alias=True), indent=1) + "\n"
-        elif path.suffix.lower() == ".html":
-            text = page(found)
-        else:
+        if path.suffix.lower() not in (".html", ".json"):
             raise PlanError(
                 where=f"--report {path}",
                 found=f"the ending {path.suffix!r}",
                 allowed=".html or .json for this command",
                 fix="name the file with one of these endings",
             )
+
+
+def _write(found: Any, reports: list[Path], page: Callable[[Any], str], *, force: bool) -> None:
+    """Write a study as a page, or as JSON."""
+    from bp_convert.files import write_text
+
+    for path in reports:
+        if path.suffix.lower() == ".json":
+            text = json.dumps(found.model_dump(mode="json", by_alias=True), indent=1) + "\n"
+        else:
+            text = page(found)
         write_text(path, text, force=force)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bp_convert.data.examples import Examples
 from bp_convert.data.load import from_loader, from_tensors, load_examples
 from bp_convert.data.rows import Part
+from bp_convert.data.source import Source
 from bp_convert.graph.inputs import infer_input
 from bp_convert.values.settings import Settings
 from bp_convert.values.tensors import TensorSpec
@@ -60,6 +61,8 @@ def examples_for(
             tokenizer=tokenizer,
             held_out=held_out,
         )
+    if isinstance(data, Mapping) and len(data) == len(specs) == 1 and specs[0].name is None:
+        data = next(iter(data.values()))  # the only input, whatever forward calls it
     if isinstance(data, Tensor | Mapping) or (
         isinstance(data, tuple) and all(isinstance(one, Tensor) for one in data)
     ):
@@ -76,8 +79,16 @@ def held_back(calibrate: Data | None, evaluate: Data, taken: Examples | None) ->
     if taken is None:
         return 0
     if isinstance(calibrate, str | Path) and isinstance(evaluate, str | Path):
-        return taken.count if str(calibrate) == str(evaluate) else 0
+        return taken.count if same_source(calibrate, evaluate) else 0
     return taken.count if calibrate is evaluate and not isinstance(evaluate, Examples) else 0
+
+
+def same_source(one: str | Path, two: str | Path) -> bool:
+    """Return whether both name one source, options such as ``?mean=`` aside."""
+    first, second = Source.parse(one), Source.parse(two)
+    if first.name == second.name:
+        return True
+    return first.path.exists() and second.path.exists() and first.path.samefile(second.path)
 
 
 def _bounded(model: nn.Module, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from html import escape
-from math import log10
+from math import isfinite, log10
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -235,12 +235,17 @@ def _savings(probe: Probe, limit: int = 24) -> str:
 
 def _chart(sweep: Sweep) -> str:
     """Draw quality over the share of parameters, on a logarithmic axis, ours beside SVD's."""
-    points = [point for point in sweep.points if not point.out_of_reach]
+    points = [  # a perplexity may be infinite: it has a row in the table, and no place here
+        point for point in sweep.points if not point.out_of_reach and isfinite(_value(point))
+    ]
+    if not points:
+        return ""
     scored = any(point.score for point in points)
     shares = [log10(point.share) for point in points]
     low, high = min(shares) - 0.08, max(0.0, max(shares)) + 0.04
     values = [_value(point) for point in points]
     before = next((point.score.before for point in points if point.score), 0.0)
+    before = before if isfinite(before) else min(values)
     bottom, top = min(*values, before), max(*values, before)
     edge = 0.08 * (top - bottom) or 0.1
     bottom, top = bottom - edge, top + edge
