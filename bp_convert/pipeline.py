@@ -14,9 +14,9 @@ from torch import nn
 
 from bp_convert._version import __version__
 from bp_convert.costs import measure as measure_latency
-from bp_convert.counting import recount
+from bp_convert.counting import check_counts, recount
 from bp_convert.data import Data, Examples, adapt, examples_for, held_back
-from bp_convert.errors import PlanError, VerificationError
+from bp_convert.errors import PlanError
 from bp_convert.evaluation import Scorer
 from bp_convert.files import Loaded, is_converted, load_model
 from bp_convert.files import check_output as _check_output
@@ -206,8 +206,9 @@ def convert(
         plan = make_plan(model, given, examples=examples, progress=progress)
     else:
         plan = recount(model, plan)
+    fitted_to = "" if examples is None or not _fits_data(plan) else examples.words
     done = _apply(model, plan, progress, examples)
-    _check_counts(done.model, plan)
+    check_counts(done.model, plan)
     checked = _verified(model, plan, done, before, progress, examples)
     result = done.model
     if dtype is not None or device is not None:
@@ -219,7 +220,7 @@ def convert(
         for batch in measure
         if plan.inputs
     )
-    report = report_of(plan, done, source=source, fitted_to=_words(examples, plan)).model_copy(
+    report = report_of(plan, done, source=source, fitted_to=fitted_to).model_copy(
         update={
             "verification": checked,
             "scores": (scorer.score(result),) if scorer is not None else (),
@@ -334,13 +335,12 @@ def _apply(
     model: nn.Module, plan: Plan, progress: Progress | None, examples: Examples | None = None
 ) -> Converted:
     maps = _maps(model, plan, progress)
-    if examples is not None and not _fits_data(plan):
-        examples = None
-    if examples is None:
+    if examples is None or not _fits_data(plan):
         done = apply_plan(model, plan, maps, progress=progress)
     else:
         _check_fittable(plan)
-        # To the weights first, for the layers that no data reaches.
+        # To the weights first: a layer that is called twice sees its own output while it is
+        # fitted, and one that no data reaches stays so.
         done = apply_plan(model, plan, maps, progress=progress)
         errors, missed = fit_to_data(model, done.model, plan, examples.batches, progress)
         done.errors.update(errors)
@@ -352,12 +352,6 @@ def _apply(
 def _fits_data(plan: Plan) -> bool:
     """Return whether factors follow the data where there is some."""
     return plan.settings.method not in ("svd", "kron")
-
-
-def _words(examples: Examples | None, plan: Plan) -> str:
-    if examples is None or not _fits_data(plan):
-        return ""
-    return f"{examples.source} (sha256 {examples.digest})"
 
 
 def _check_fittable(plan: Plan) -> None:
@@ -409,26 +403,6 @@ def _verified(
         model, plan.inputs, batch=CHECK_BATCH, seed=plan.settings.seed, device=_device(model)
     )
     return verify(model, done.model, args, kwargs, new=done.new, before=before)
-
-
-def _check_counts(model: nn.Module, plan: Plan) -> None:
-    """Compare the plan's numbers with the model's."""
-    for layer in plan.layers:
-        found = sum(p.numel() for p in model.get_submodule(layer.name).parameters())
-        if found != layer.params[1]:
-            raise _miscounted(layer.name, found, layer.params[1])
-    total = sum(p.numel() for p in model.parameters())
-    if total != plan.params.after:
-        raise _miscounted("the whole model", total, plan.params.after)
-
-
-def _miscounted(where: str, found: int, planned: int) -> VerificationError:
-    return VerificationError(
-        where=where,
-        found=f"{found} parameters",
-        allowed=f"{planned}, as planned",
-        fix="plan again; if the plan is fresh, please report this model",
-    )
 
 
 def _device(model: nn.Module) -> torch.device:

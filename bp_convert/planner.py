@@ -19,10 +19,9 @@ from bp_convert.graph.walk import Site, select, structural_reasons, walk
 from bp_convert.graph.widths import WidthPlan, widen
 from bp_convert.kinds import Ask, Factors, Widths, prime_reason
 from bp_convert.kinds.speed import predict
-from bp_convert.search.budget import budget_for
-from bp_convert.search.candidates import Candidates, settled
-from bp_convert.search.choose import Found, choose
-from bp_convert.search.options import Unit, Wanted
+from bp_convert.search.choose import Found
+from bp_convert.search.options import Unit
+from bp_convert.search.spending import Spending
 from bp_convert.surgery import fingerprint, too_large
 from bp_convert.values.plan import AttrChange, LayerPlan, Plan, Resize
 from bp_convert.values.settings import LayerRule, Settings
@@ -30,7 +29,6 @@ from bp_convert.values.tensors import TensorSpec
 
 Progress = Callable[[str, int, int], None]
 MARGIN = 1.1  # the speed guard wants this much gain, since its predictions are that good
-MANY = 32  # the larger batch at which the whole model is to stay as fast
 MAP_BATCH = 4  # examples that tell channels apart
 NOISE = "starts from noise: "
 WIDTH_BATCH = 2  # more than one example, so that no width is mistaken for the batch
@@ -96,7 +94,7 @@ class _Planning:
     ) -> None:
         self.model = model
         self.settings = settings
-        self.examples = examples
+        self.spending = Spending(model, settings, examples, progress)
         self.found: Found | None = None
         self.progress = progress
         self.sites = walk(model)
@@ -114,7 +112,10 @@ class _Planning:
         self.progress("finding which widths go together", 2, self.STEPS)
         widths = self._widths(specs, wishes, reasons)
         if self.settings.target:
-            self.found = self._search(wishes, reasons, seen)
+            free = [site for site in self.sites if site.name not in reasons]
+            asks = {name: wish.ask for name, wish in wishes.items() if wish.insists}
+            self.found = self.spending.search(free, asks, self._floors(wishes), seen)
+            self.notes += self.found.notes
         layers = tuple(
             self._layer(site, wishes[site.name], reasons.get(site.name), widths, seen)
             for site in self.sites
@@ -123,6 +124,16 @@ class _Planning:
         plan = self._with_maps(self._total(layers, specs, assumed, widths, seen))
         self.progress("planned", self.STEPS, self.STEPS)
         return plan
+
+    def probe(self) -> tuple[list[Unit], list[tuple[Site, str]]]:
+        """Return the candidates of every layer that can be converted, and why others cannot."""
+        wishes = self._wishes()
+        specs, _ = self._inputs()
+        seen = self._observe(specs, given=bool(self.settings.inputs))
+        reasons = self._reasons(wishes, seen, heads_too=True)
+        free = [site for site in self.sites if site.name not in reasons]
+        units = self.spending.units(self.spending.wanted(free, self._floors(wishes), seen))
+        return units, [(one, reasons[one.name]) for one in self.sites if one.name in reasons]
 
     # What is asked
 
@@ -149,6 +160,10 @@ class _Planning:
                 ask, rule.init or settings.init, rule.insists, refusal, rule.floor or 0.0
             )
         return wishes
+
+    @staticmethod
+    def _floors(wishes: dict[str, _Wish]) -> dict[str, float]:
+        return {name: wish.floor for name, wish in wishes.items()}
 
     def _matched(self, patterns: Sequence[str]) -> frozenset[str]:
         return frozenset().union(*(select(pattern, self.sites) for pattern in patterns))
@@ -256,7 +271,7 @@ class _Planning:
         after = self._after(site, widths)
         notes: list[str] = []
         factors: Factors = {}
-        shapes = _calls(site, seen)
+        shapes = seen.calls(site.names) if seen else []
         searched = self.found is not None and not wish.insists
         if reason is None and self.found is not None and searched:
             factors = self.found.factors.get(site.name, {})
@@ -271,7 +286,7 @@ class _Planning:
             if target is not None and target.reason:
                 notes.append(f"keeps its width: {target.reason}")
         replaced = not reason
-        dense_macs = _sum_of(site, seen.macs) if seen else 0
+        dense_macs = seen.macs_of(site.names) if seen else 0
         return LayerPlan(
             name=site.name,
             aliases=site.aliases,
@@ -296,70 +311,6 @@ class _Planning:
         )
 
     # A target
-
-    def _search(
-        self, wishes: dict[str, _Wish], reasons: dict[str, str], seen: Observation | None
-    ) -> Found:
-        """Spend the targets' budget on the layers that no reason and no rule holds."""
-        if self.settings.alpha != 1:
-            raise PlanError(
-                where=f"target {self.settings.target[0]} with alpha {self.settings.alpha:g}",
-                found="both a target and a widening",
-                allowed="one of the two: a target is met by choosing pairs and terms",
-                fix="leave --alpha or --target out",
-            )
-        if seen is None and any(one.quantity == "macs" for one in self.settings.target):
-            raise PlanError(
-                where="target macs",
-                found="no example input is known, so that multiply-adds cannot be counted",
-                allowed="an input to run the model on",
-                fix="describe it with --input, such as --input 3x224x224",
-            )
-        free = [site for site in self.sites if site.name not in reasons]
-        decided = {
-            site.name: (site, site.kind.factor(site.module, self._after(site), wish.ask))
-            for site in free
-            if (wish := wishes[site.name]).insists
-        }
-        wanted = self._wanted([one for one in free if one.name not in decided], wishes, seen)
-        units = self._units(wanted)
-        self.progress("choosing", len(wanted), len(wanted))
-        budget = budget_for(self.model, wanted, decided, seen.total_macs if seen else None)
-        found = choose(
-            units, self.settings.target, budget, guarded=not self.settings.convert_anyway
-        )
-        self.notes += found.notes
-        return found
-
-    def _wanted(
-        self, sites: Sequence[Site], wishes: dict[str, _Wish], seen: Observation | None
-    ) -> list[Wanted]:
-        return [
-            Wanted(
-                site=site,
-                widths=self._after(site),
-                shapes=_batches(site, _calls(site, seen)),
-                dense_macs=_sum_of(site, seen.macs) if seen else 0,
-                floor=wishes[site.name].floor,
-            )
-            for site in sites
-        ]
-
-    def _units(self, wanted: Sequence[Wanted]) -> list[Unit]:
-        method = settled(self.settings.method, data=self.examples is not None)
-        batches = self.examples.batches if self.examples is not None else ()
-        digest = self.examples.digest if self.examples is not None else ""
-        return Candidates(self.model, wanted, method, batches, digest, self.progress).units()
-
-    def probe(self) -> tuple[list[Unit], list[tuple[Site, str]]]:
-        """Return the candidates of every layer that can be converted, and why others cannot."""
-        wishes = self._wishes()
-        specs, _ = self._inputs()
-        seen = self._observe(specs, given=bool(self.settings.inputs))
-        reasons = self._reasons(wishes, seen, heads_too=True)
-        free = [site for site in self.sites if site.name not in reasons]
-        units = self._units(self._wanted(free, wishes, seen))
-        return units, [(one, reasons[one.name]) for one in self.sites if one.name in reasons]
 
     def _chosen(
         self, site: Site, factors: Factors, shapes: Sequence[tuple[int, ...]]
@@ -438,17 +389,10 @@ class _Planning:
             params=count_params(self.model),
             bytes=count_bytes(self.model),
             error=_rounded(self.found.error) if self.found else None,
-            calibration=self._calibration(),
+            calibration=self.spending.calibration,
             notes=tuple(self.notes),
         )
         return with_counts(self.model, plan, None if seen is None else seen.total_macs)
-
-    def _calibration(self) -> str:
-        if self.found is None or self.examples is None:
-            return ""
-        if not settled(self.settings.method, data=True).endswith("-data"):
-            return ""
-        return f"{self.examples.source} (sha256 {self.examples.digest})"
 
     def _with_maps(self, plan: Plan) -> Plan:
         """Say which widened layers cannot start from their trained weights, and why."""
@@ -492,24 +436,6 @@ class _Planning:
         )
 
 
-def _calls(site: Site, seen: Observation | None) -> list[tuple[int, ...]]:
-    if seen is None:
-        return []
-    return [shape for name in site.names for shape in seen.shapes.get(name, [])]
-
-
-def _batches(
-    site: Site, shapes: Sequence[tuple[int, ...]]
-) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    """Return the calls' shapes for one example, and for 32."""
-    many = [site.kind.batched(site.module, shape, MANY) for shape in shapes]
-    return list(shapes), many
-
-
 def _rounded(number: float | None) -> float | None:
     """Keep the digits of an estimate that mean something."""
     return None if number is None else float(f"{number:.3g}")
-
-
-def _sum_of(site: Site, counts: dict[str, int]) -> int:
-    return sum(counts.get(name, 0) for name in site.names)

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from bp_convert import pipeline
+from bp_convert.counting import count_params
 from bp_convert.data import Data, examples_for, held_back
 from bp_convert.errors import PlanError
 from bp_convert.evaluation import Scorer
@@ -57,7 +58,12 @@ def probe(
     rows = [_row(unit, shares, error) for unit in units]
     rows.sort(key=lambda row: (-row.saves, -row.params))
     rows += [
-        ProbeRow(layer=site.name, kind=site.kind.name, params=_size(site.module), reason=reason)
+        ProbeRow(
+            layer=site.name,
+            kind=site.kind.name,
+            params=count_params(site.module).before,
+            reason=reason,
+        )
         for site, reason in reasons
     ]
     return Probe(
@@ -98,10 +104,6 @@ def _best(curves: Sequence[Curve], params: float) -> tuple[Curve, int]:
 def _root(curve: Curve, params: float) -> float | None:
     squared = curve.at(params)
     return None if squared == float("inf") else float(f"{squared**0.5:.4g}")
-
-
-def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def sweep(
@@ -181,7 +183,7 @@ def sweep(
     return Sweep(
         model=f"{type(model).__module__}.{type(model).__qualname__}",
         source=source,
-        params=sum(parameter.numel() for parameter in model.parameters()),
+        params=count_params(model).before,
         calibration="" if examples is None else examples.source,
         points=tuple(points),
         verdict=verdict,

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bp_convert.calibration.moments import Moment, rows_wanted
 from bp_convert.calibration.tap import Batches, Tap, token_mask
+from bp_convert.data.examples import rows_in
 from bp_convert.graph.walk import Site
 from bp_convert.kinds import Spread
 from bp_convert.kinds.rows import Pick
@@ -180,15 +181,6 @@ def centred_sites(sites: Sequence[Site], order: Order) -> frozenset[str]:
     )
 
 
-def batch_size(batch: tuple[Any, Any]) -> int:
-    """Return the number of examples in a batch."""
-    args, kwargs = batch
-    for x in (*args, *kwargs.values()):
-        if isinstance(x, Tensor) and x.dim():
-            return len(x)
-    return 1
-
-
 def gather(
     model: nn.Module,
     sites: Sequence[Site],
@@ -201,13 +193,13 @@ def gather(
     Raises:
         DataError: the model does not run on the data.
     """
-    gatherer = Gatherer(sites, order, sum(map(batch_size, batches)))
+    gatherer = Gatherer(sites, order, sum(rows_in(*batch) for batch in batches))
     names = [site.name for site in sites if site.name in order.calls]
     with Tap(model, names, order.calls) as tap:
         for number, batch in enumerate(batches):
             if progress is not None:
                 progress("looking at calibration data", number, len(batches))
-            gatherer.add(tap.run(batch), number, batch_size(batch), token_mask(batch))
+            gatherer.add(tap.run(batch), number, rows_in(*batch), token_mask(batch))
     return gatherer.result()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,14 @@ from bp_convert._version import __version__
 from bp_convert.cli import options as o
 from bp_convert.cli import studies
 from bp_convert.cli.group import DefaultCommand, DefaultGroup
-from bp_convert.cli.session import DONE, NOTHING, errors_shown, progress_shown
+from bp_convert.cli.session import (
+    DONE,
+    NOTHING,
+    errors_shown,
+    progress_shown,
+    show,
+    show_files,
+)
 
 if TYPE_CHECKING:
     from bp_convert.values.report import Report
@@ -85,7 +91,7 @@ def convert(
     stands = _given(ctx)
     _check_together(ctx, stands, plan)
     with errors_shown():
-        from bp_convert.cli.data import Data, tokenizer_in
+        from bp_convert.cli.data import open_with_data
         from bp_convert.cli.outputs import check_outputs, write_reports
         from bp_convert.cli.settings import settings_from
 
@@ -96,18 +102,19 @@ def convert(
         from bp_convert import pipeline
 
         with progress_shown(quiet=quiet or json_only) as progress:
-            loaded = pipeline.open_model(
-                model, arch=arch, trust=trust or (), allow_missing=allow_missing
+            made = pipeline.read_plan(plan) if plan is not None else None
+            loaded, data = open_with_data(
+                model,
+                arch=arch,
+                trust=trust,
+                allow_missing=allow_missing,
+                settings=asked if made is None else made.settings,
+                calibrate=calibrate,
+                evaluate=evaluate,
+                count=examples,
+                tokenizer=tokenizer,
             )
             source = pipeline.moved(loaded.model, device)
-            made = pipeline.read_plan(plan) if plan is not None else None
-            data = Data(
-                calibrate,
-                evaluate,
-                count=examples,
-                tokenizer=tokenizer or tokenizer_in(model, arch),
-                settings=asked if made is None else made.settings,
-            )
             given = data.calibration(source)
             if made is None:
                 made = pipeline.plan(source, asked, calibrate=given, progress=progress)
@@ -135,7 +142,7 @@ def convert(
                 written += pipeline.save(small, goal, arch=loaded.arch, force=force)
         written += write_reports(result, reports, force=force)
         _print(result, json_only=json_only, quiet=quiet, verbose=verbose)
-        _print_files(written, quiet=quiet or json_only)
+        show_files([] if quiet or json_only else written)
     raise typer.Exit(DONE if done or dry_run else NOTHING)
 
 
@@ -275,16 +282,6 @@ def _print(result: Report, *, json_only: bool, quiet: bool, verbose: bool) -> No
     if quiet:
         print(result.verdict)
         return
-    from rich.console import Console
+    from bp_convert.render.terminal import rendered
 
-    from bp_convert.render.terminal import WIDTH, show
-
-    console = Console(width=None if sys.stdout.isatty() else WIDTH)
-    show(result, console, every=verbose)
-
-
-def _print_files(written: list[Path], *, quiet: bool) -> None:
-    if quiet:
-        return
-    for path in written:
-        print(f"wrote {path}")
+    show(rendered(result, every=verbose))

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from bp_convert.data import Examples
     from bp_convert.data.rows import Part
+    from bp_convert.files import Loaded
     from bp_convert.values.settings import Settings
 
 SCORED = 2000  # examples that are scored at most
@@ -82,7 +83,31 @@ class Data:
         )
 
 
-def tokenizer_in(model: Path, arch: str | None) -> Path | None:
+def open_with_data(
+    model: Path,
+    *,
+    arch: str | None,
+    trust: list[str] | None,
+    allow_missing: bool,
+    settings: Settings,
+    calibrate: str | None,
+    evaluate: str | None = None,
+    count: int,
+    tokenizer: Path | None,
+) -> tuple[Loaded, Data]:
+    """Open a model file, and name the data beside it; none of that is read yet.
+
+    Raises:
+        CheckpointError: the file is no model, or is not trusted.
+    """
+    from bp_convert import pipeline
+
+    loaded = pipeline.open_model(model, arch=arch, trust=trust or (), allow_missing=allow_missing)
+    folder = tokenizer or _tokenizer_in(model, arch)
+    return loaded, Data(calibrate, evaluate, count=count, tokenizer=folder, settings=settings)
+
+
+def _tokenizer_in(model: Path, arch: str | None) -> Path | None:
     """Return the folder beside the model that holds its tokenizer, if there is one."""
     of_arch = arch.partition(":")[2] if arch and arch.startswith("transformers:") else None
     for folder in (model if model.is_dir() else model.parent, Path(of_arch) if of_arch else None):

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bp_convert.errors import BpConvertError, VerificationError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 TRACEBACK = "BP_CONVERT_TRACEBACK"  # an environment variable: show unforeseen faults whole
 DONE, FAILED, USAGE, NOTHING, UNVERIFIED = 0, 1, 2, 3, 4
@@ -93,3 +97,18 @@ def progress_shown(*, quiet: bool) -> Iterator[Progress]:
             bars.update(task, description=words[-40:].ljust(40), completed=done, total=total)
 
         yield update
+
+
+def show(what: RenderableType) -> None:
+    """Print on stdout, in 80 columns where that is no terminal."""
+    from rich.console import Console
+
+    from bp_convert.render.terminal import WIDTH
+
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(what)
+
+
+def show_files(written: Iterable[object]) -> None:
+    """Say which files were written."""
+    for path in written:
+        print(f"wrote {path}")

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bp_convert.cli import options as o
-from bp_convert.cli.session import errors_shown, progress_shown
+from bp_convert.cli.session import errors_shown, progress_shown, show, show_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from rich.console import RenderableType
 
     from bp_convert.values.target import Target
 
@@ -63,7 +60,7 @@ def probe(
     if not 0 < error < 1:
         raise typer.BadParameter(f"{error:g} is no relative error. Give one between 0 and 1")
     with errors_shown():
-        from bp_convert.cli.data import Data, tokenizer_in
+        from bp_convert.cli.data import open_with_data
         from bp_convert.cli.outputs import check_outputs
         from bp_convert.cli.settings import settings_from
 
@@ -72,19 +69,19 @@ def probe(
         check_outputs(None, reports=reports, plan_out=None, force=force)
         given = {"include": include, "exclude": exclude, "inputs": input, "seed": seed}
         asked = settings_from(None, {name: one for name, one in given.items() if one is not None})
-        from bp_convert import pipeline, studies
+        from bp_convert import studies
         from bp_convert.render import study
 
         with progress_shown(quiet=quiet or json_only) as progress:
-            loaded = pipeline.open_model(
-                model, arch=arch, trust=trust or (), allow_missing=allow_missing
-            )
-            data = Data(
-                calibrate,
-                None,
-                count=examples,
-                tokenizer=tokenizer or tokenizer_in(model, arch),
+            loaded, data = open_with_data(
+                model,
+                arch=arch,
+                trust=trust,
+                allow_missing=allow_missing,
                 settings=asked,
+                calibrate=calibrate,
+                count=examples,
+                tokenizer=tokenizer,
             )
             found = studies.probe(
                 loaded.model,
@@ -96,13 +93,12 @@ def probe(
             )
         _write(found, reports, study.probe_page, force=force)
         if json_only:
-            print(json.dumps(found.model_dump(mode="json", by_alias=True), indent=1))
+            print(_as_json(found), end="")
         elif quiet:
             print(study.probe_verdict(found))
         else:
-            _show(study.shown_probe(found, every=verbose))
-            for path in reports:
-                print(f"wrote {path}")
+            show(study.shown_probe(found, every=verbose))
+            show_files(reports)
 
 
 def sweep(
@@ -136,7 +132,7 @@ def sweep(
     """
     o.check_data(ctx)
     with errors_shown():
-        from bp_convert.cli.data import Data, tokenizer_in
+        from bp_convert.cli.data import open_with_data
         from bp_convert.cli.outputs import check_outputs
         from bp_convert.cli.settings import settings_from
 
@@ -166,15 +162,16 @@ def sweep(
         from bp_convert.render import study
 
         with progress_shown(quiet=quiet or json_only) as progress:
-            loaded = pipeline.open_model(
-                model, arch=arch, trust=trust or (), allow_missing=allow_missing
-            )
-            data = Data(
-                calibrate,
-                evaluate,
-                count=examples,
-                tokenizer=tokenizer or tokenizer_in(model, arch),
+            loaded, data = open_with_data(
+                model,
+                arch=arch,
+                trust=trust,
+                allow_missing=allow_missing,
                 settings=asked,
+                calibrate=calibrate,
+                evaluate=evaluate,
+                count=examples,
+                tokenizer=tokenizer,
             )
 
             def keep(small: Any, one: Any) -> Path:
@@ -196,16 +193,12 @@ def sweep(
             )
         _write(found, reports, study.sweep_page, force=force)
         if json_only:
-            print(json.dumps(found.model_dump(mode="json", by_alias=True), indent=1))
+            print(_as_json(found), end="")
         elif quiet:
             print(found.verdict)
         else:
-            _show(study.shown_sweep(found))
-            for point in found.points:
-                if point.file:
-                    print(f"wrote {point.file}")
-            for path in reports:
-                print(f"wrote {path}")
+            show(study.shown_sweep(found))
+            show_files([*(point.file for point in found.points if point.file), *reports])
 
 
 def several(texts: list[str]) -> list[Target]:
@@ -242,16 +235,9 @@ def _write(found: Any, reports: list[Path], page: Callable[[Any], str], *, force
     from bp_convert.files import write_text
 
     for path in reports:
-        if path.suffix.lower() == ".json":
-            text = json.dumps(found.model_dump(mode="json", by_alias=True), indent=1) + "\n"
-        else:
-            text = page(found)
+        text = _as_json(found) if path.suffix.lower() == ".json" else page(found)
         write_text(path, text, force=force)
 
 
-def _show(what: RenderableType) -> None:
-    from rich.console import Console
-
-    from bp_convert.render.terminal import WIDTH
-
-    Console(width=None if sys.stdout.isatty() else WIDTH).print(what)
+def _as_json(found: Any) -> str:
+    return json.dumps(found.model_dump(mode="json", by_alias=True), indent=1) + "\n"

@@ -39,6 +39,11 @@ class Examples:
     source: str
     digest: str
 
+    @property
+    def words(self) -> str:
+        """What they are, for plans and reports: where from, and the hash of their contents."""
+        return f"{self.source} (sha256 {self.digest})"
+
     def split_labels(self) -> list[Tensor | None]:
         """Return the labels of each batch."""
         if self.labels is None:

@@ -20,12 +20,12 @@ from bp_convert.calibration.gather import (
     Gatherer,
     Moments,
     Order,
-    batch_size,
     centred_sites,
     order_of,
 )
 from bp_convert.calibration.moments import Moment
 from bp_convert.calibration.tap import Batches, Tap, token_mask
+from bp_convert.data.examples import rows_in
 from bp_convert.fitting.norms import Norms, settle_norms
 from bp_convert.graph.clone import shadow
 from bp_convert.graph.walk import Site, walk
@@ -39,6 +39,8 @@ from bp_convert.values.plan import Plan
 Progress = Callable[[str, int, int], None]
 STAGES = 24  # passes over the data: layers that follow each other share one where there are more
 SWEEPS = 30
+ROUNDS = 3  # fits of a layer that is called several times, whose output is its own input
+SETTLING = 4  # batches that norms settle on before a stage's inputs are looked at
 
 
 @torch.no_grad()
@@ -53,7 +55,7 @@ def fit_to_data(
 
     Args:
         source: the model that was converted; it is run and left as it is.
-        converted: its conversion by ``plan``, whose factors are overwritten.
+        converted: its conversion by ``plan``; the factors of layers that start warm are set.
         batches: (args, kwargs) of forward; labels are not needed.
 
     Returns:
@@ -64,7 +66,7 @@ def fit_to_data(
         DataError: the model does not run on the data.
     """
     sites = {site.name: site for site in walk(source)}
-    wanted = [sites[layer.name] for layer in plan.converted]
+    wanted = [sites[layer.name] for layer in plan.converted if layer.init == "warm"]
     if not wanted:
         return {}, {}
     before, after = shadow(source), shadow(converted)  # for models that write on themselves
@@ -76,9 +78,11 @@ def fit_to_data(
             progress(f"fitting {names[0]}", number, len(stages))
         stage = [sites[name] for name in names]
         centred = centred_sites(stage, order)
-        moments = _compared(before, after, stage, order, batches)
-        for site in stage:
-            errors[site.name] = _fit(site, converted, moments, site.name in centred)
+        again = any(order.calls[name] > 1 for name in names)
+        for _ in range(ROUNDS if again else 1):
+            moments = _compared(before, after, stage, order, batches)
+            for site in stage:
+                errors[site.name] = _fit(site, converted, moments, site.name in centred)
     settle_norms(source, converted, batches)
     if progress is not None:
         progress("fitted", len(stages), len(stages))
@@ -108,14 +112,17 @@ def _compared(
     batches: Batches,
 ) -> Moments:
     """Gather the moments of what the stage's layers get, beside what they got in the source."""
-    gatherer = Gatherer(stage, order, sum(map(batch_size, batches)), cross=True)
+    gatherer = Gatherer(stage, order, sum(rows_in(*batch) for batch in batches), cross=True)
     names = [site.name for site in stage]
     calls = {name: order.calls[name] for name in names}
     norms = Norms(source, converted)
     with norms, Tap(source, names, calls) as one, Tap(converted, names, calls) as two:
+        for batch in batches[:SETTLING] if norms.pairs else ():
+            one.run(batch)
+            two.run(batch)
         for number, batch in enumerate(batches):
             before, after = one.run(batch), two.run(batch)
-            gatherer.add(after, number, batch_size(batch), token_mask(batch), before)
+            gatherer.add(after, number, rows_in(*batch), token_mask(batch), before)
     return gatherer.result()
 
 

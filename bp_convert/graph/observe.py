@@ -36,6 +36,14 @@ class Observation:
     total_macs: int = 0
     heads: tuple[str, ...] = ()
 
+    def calls(self, names: Sequence[str]) -> list[tuple[int, ...]]:
+        """Return the input shapes of all calls of a layer, under any of its names."""
+        return [shape for name in names for shape in self.shapes.get(name, [])]
+
+    def macs_of(self, names: Sequence[str]) -> int:
+        """Return the multiply-adds of a layer, under any of its names."""
+        return sum(self.macs.get(name, 0) for name in names)
+
 
 def observe(
     model: nn.Module, watched: Mapping[str, nn.Module], args: Args, kwargs: Kwargs

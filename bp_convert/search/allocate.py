@@ -103,11 +103,9 @@ def squared_error(total: float) -> float:
 
 
 def _table(unit: Unit, objective: str, names: Sequence[str]) -> _Table:
-    limited = np.stack([quantity(unit, name) for name in names], 1) if names else None
-    # A ten-thousandth of a parameter's weight decides between options of equal error.
+    limited = [quantity(unit, name) for name in names]
     return _Table(
-        quantity(unit, objective),
-        np.zeros((len(unit.errors), 0)) if limited is None else limited,
+        quantity(unit, objective), np.array(limited).reshape(len(names), len(unit.errors)).T
     )
 
 

@@ -36,14 +36,10 @@ def budget_for(
     left = float(macs or 0)
     for one in wanted:
         kind, module = one.site.kind, one.site.module
-        factors = {
-            role: next(iter(choices.specs()))
-            for role, choices in kind.choices(module, one.widths).items()
-        }
-        numbers = kind.params(module, one.widths, factors) - kind.params(module, one.widths)
-        fixed += numbers - weights(
-            one.site, factors
-        )  # the biases of the twin in place of the layer
+        factors = one.any_factors()
+        # The twin's biases stand in place of the layer.
+        fixed += kind.params(module, one.widths, factors) - _weights(one.site, factors)
+        fixed -= kind.params(module, one.widths)
         left -= one.dense_macs
         if getattr(module, "padding_idx", None) is not None:
             rows += one.widths[1]
@@ -60,8 +56,7 @@ def budget_for(
     )
 
 
-def weights(site: Site, factors: Factors) -> int:
+def _weights(site: Site, factors: Factors) -> int:
     """Count the numbers in a twin's factors."""
-
     matrices = site.kind.matrices(site.module, Spread())
     return sum(len(matrices[role]) * spec.params for role, spec in factors.items())

@@ -17,7 +17,7 @@ from torch import Tensor
 from bp_convert.search.curves import Curve
 from bp_convert.values.factors import FactorSpec
 
-FORM = 8  # of what is kept and how it is computed: a change makes old files unused
+FORM = 9  # of what is kept and how it is computed: a change makes old files unused
 
 
 def cache_folder() -> Path:
@@ -64,9 +64,10 @@ def write(key: str, curves: Sequence[Curve], sensitivity: float) -> None:
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, suffix=".tmp", delete=False) as opened:
+        with tempfile.TemporaryDirectory(dir=folder) as work:
+            path = Path(work) / "curves.npz"
             arrays = {f"errors{i}": curve.errors for i, curve in enumerate(curves)}
-            np.savez(opened, head=np.array(json.dumps(head)), **arrays)  # type: ignore[arg-type]
-        Path(opened.name).replace(folder / f"{key}.npz")
+            np.savez(path, head=np.array(json.dumps(head)), **arrays)  # type: ignore[arg-type]
+            path.replace(folder / f"{key}.npz")
     except OSError:
         return

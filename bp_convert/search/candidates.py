@@ -89,7 +89,8 @@ class Candidates:
         self.progress = progress
         self._gathered: Moments | None = None
         self._tried: Trials | None = None
-        self._whole = cache.key_of(list(model.parameters()), "model") if self.by_data else ""
+        held = [*model.parameters(), *model.buffers()] if self.by_data else []
+        self._whole = cache.key_of(held, "model")
 
     def units(self) -> list[Unit]:
         """Return every role of every wanted layer with its options, in the model's order.
@@ -124,7 +125,9 @@ class Candidates:
         self, wanted: Wanted, role: str, matrices: list[Tensor]
     ) -> tuple[list[Curve], float]:
         site = wanted.site
-        words = [self.method.removesuffix("-data"), site.kind.name, role]
+        choices = site.kind.choices(site.module, wanted.widths)[role]
+        kernel = "x".join(map(str, choices.kernel))
+        words = [self.method.removesuffix("-data"), site.kind.name, role, kernel]
         if self.by_data:  # a layer's metric hangs on the whole model and on the data
             key = cache.key_of((), *words, self._whole, site.name, self.digest)
         else:
@@ -133,7 +136,6 @@ class Candidates:
         if held is not None:
             return held
         moments = self._moments(wanted, role, len(matrices))
-        choices = site.kind.choices(site.module, wanted.widths)[role]
         svd = self.method.startswith("svd") or (moments is not None and site.kind.lookup)
         sensitivity = 1.0
         if moments is None:

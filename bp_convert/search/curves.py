@@ -40,7 +40,7 @@ class Curve:
 
     Attributes:
         spec: the pair, with one term.
-        errors: (full rank + 1), float32, falling from 1 to 0; 1 also where nothing is promised.
+        errors: (full rank + 1), float32, falling from 1 to 0.
     """
 
     spec: FactorSpec
@@ -225,8 +225,8 @@ class _Search:
         """Return the curve with the errors that fitting in the whole metric reaches.
 
         The nearest sum in the nearest Kronecker product of the metric only ranks; what fitting
-        reaches is tried at a few numbers of terms and carried over to those between. Beyond them
-        nothing is promised.
+        reaches is tried at a few numbers of terms and carried over to those between. Fewer terms
+        are taken to give nothing, and more of them nothing more.
         """
         spec = curve.spec
         if not tried or not sum(self.totals):
@@ -239,7 +239,9 @@ class _Search:
         terms = np.arange(len(curve.errors))
         between = np.interp(terms, tried, ratios)
         errors = np.minimum.accumulate(np.minimum(curve.errors * np.exp(between), 1.0))
-        errors[(terms < tried[0] / REACH) | (terms > tried[-1] * REACH)] = 1.0
+        errors[terms < tried[0] / REACH] = 1.0
+        beyond = terms > tried[-1] * REACH
+        errors[beyond] = errors[~beyond][-1]
         errors[-1] = 0.0
         return Curve(spec, errors.astype(np.float32))
 

@@ -10,7 +10,7 @@ import numpy as np
 from bp_convert.graph.walk import Site
 from bp_convert.kinds import Factors, Spread, Widths
 from bp_convert.kinds.base import whole
-from bp_convert.kinds.speed import predict
+from bp_convert.kinds.speed import BUILT, predict
 from bp_convert.kron.contract import bilinear_macs
 from bp_convert.search.curves import Curve
 from bp_convert.values.factors import FactorSpec
@@ -38,6 +38,12 @@ class Wanted:
     shapes: tuple[Sequence[Shape], Sequence[Shape]]
     dense_macs: int
     floor: float = 0.0
+
+    def any_factors(self) -> Factors:
+        """Return some factors that fit, for what hangs on none in particular."""
+        kind, module = self.site.kind, self.site.module
+        choices = kind.choices(module, self.widths)
+        return {role: next(iter(one.specs())) for role, one in choices.items()}
 
 
 @dataclass
@@ -183,11 +189,7 @@ def _weights(wanted: Wanted) -> int:
 def _speed(wanted: Wanted, shapes: Sequence[Shape]) -> float | None:
     """Return the predicted time of the layer as it is."""
     site = wanted.site
-    factors: Factors = {
-        role: next(iter(choices.specs()))
-        for role, choices in site.kind.choices(site.module, wanted.widths).items()
-    }
-    found = predict(site.kind.name, site.module, wanted.widths, factors, shapes)
+    found = predict(site.kind.name, site.module, wanted.widths, wanted.any_factors(), shapes)
     return None if found is None else found.dense
 
 
@@ -240,4 +242,4 @@ def _counted(
     steps = dense[1] / max(1, matrices * size)  # rows that it multiplies
     factored = steps * matrices * bilinear_macs(spec)
     built = dense[1] + matrices * size * spec.rank
-    return [min(factored, built), dense[2] * 1.05, dense[3] * 1.05]
+    return [min(factored, built), *(BUILT * dense[2:])]

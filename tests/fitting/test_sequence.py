@@ -160,7 +160,7 @@ def test_the_mean_of_every_layer_s_output_is_kept(name: str) -> None:
         if getattr(model.get_submodule(layer.name), "bias", None) is None:
             continue
         scale = float(want.abs().max())
-        bound = (4e-2 if name == "cnn" else 2e-3) * scale  # norms settle batch by batch
+        bound = (2e-2 if name == "cnn" else 2e-3) * scale  # norms settle batch by batch
         assert float((got - want).abs().max()) < bound
         off = float((kept["weights"][layer.name] - want).abs().max())
         assert off > bound  # the negative twin
@@ -272,7 +272,7 @@ def test_a_module_that_is_called_twice_is_fitted_to_both() -> None:
     tiny = TINY["shared"]
     model = tiny.make()
     x, unseen = tiny.inputs(256)[0][0], tiny.inputs(256)[0][0]
-    plan = make_plan(model, Settings(rank=4, convert_anyway=True))
+    plan = make_plan(model, Settings(convert_anyway=True))
     weights = apply_plan(model, plan).model
     done, _ = _fitted(model, plan, x)
     assert done.once is done.again

@@ -43,7 +43,7 @@ def test_what_counts_more_is_more_sensitive() -> None:
     torch.manual_seed(1)
     found = _sensitivities(Weighed(), vectors(128, 24))
     loud, quiet, lost = (found[name, "weight"] for name in ("loud", "quiet", "lost"))
-    assert loud > 2 * quiet
+    assert loud > 5 * quiet
     assert quiet >= lost == FEWEST
 
 

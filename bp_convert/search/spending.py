@@ -1,0 +1,126 @@
+"""Targets spent on a model's layers: the way from what the planner knows to factors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import nn
+
+from bp_convert.data import Examples
+from bp_convert.errors import PlanError
+from bp_convert.graph.observe import Observation
+from bp_convert.graph.walk import Site
+from bp_convert.kinds import Ask
+from bp_convert.search.budget import budget_for
+from bp_convert.search.candidates import Candidates, settled
+from bp_convert.search.choose import Found, choose
+from bp_convert.search.options import Unit, Wanted
+from bp_convert.values.settings import Settings
+
+Progress = Callable[[str, int, int], None]
+MANY = 32  # the larger batch at which the whole model is to stay as fast
+
+
+class Spending:
+    """Spends the targets of ``settings`` on a model.
+
+    Args:
+        examples: calibration data; None goes by the weights alone.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: Settings,
+        examples: Examples | None,
+        progress: Progress,
+    ) -> None:
+        self.model = model
+        self.settings = settings
+        self.examples = examples
+        self.progress = progress
+
+    def search(
+        self,
+        sites: Sequence[Site],
+        asks: Mapping[str, Ask],
+        floors: Mapping[str, float],
+        seen: Observation | None,
+    ) -> Found:
+        """Return the factors that keep the targets.
+
+        Args:
+            sites: the layers that no reason holds.
+            asks: what rules settle, by layer; the others take part in the choice.
+            floors: share of its parameters below which a layer may not go.
+
+        Raises:
+            PlanError: a target out of reach, or one that cannot be counted.
+        """
+        self._check(seen)
+        decided = {
+            site.name: (
+                site,
+                site.kind.factor(site.module, site.kind.widths(site.module), asks[site.name]),
+            )
+            for site in sites
+            if site.name in asks
+        }
+        wanted = self.wanted([one for one in sites if one.name not in decided], floors, seen)
+        units = self.units(wanted)
+        self.progress("choosing", len(wanted), len(wanted))
+        budget = budget_for(self.model, wanted, decided, seen.total_macs if seen else None)
+        guarded = not self.settings.convert_anyway
+        return choose(units, self.settings.target, budget, guarded=guarded)
+
+    def wanted(
+        self, sites: Sequence[Site], floors: Mapping[str, float], seen: Observation | None
+    ) -> list[Wanted]:
+        """Return layers as what a budget is spent on."""
+        found = []
+        for site in sites:
+            calls = seen.calls(site.names) if seen else []
+            many = [site.kind.batched(site.module, shape, MANY) for shape in calls]
+            found.append(
+                Wanted(
+                    site=site,
+                    widths=site.kind.widths(site.module),
+                    shapes=(calls, many),
+                    dense_macs=seen.macs_of(site.names) if seen else 0,
+                    floor=floors[site.name],
+                )
+            )
+        return found
+
+    def units(self, wanted: Sequence[Wanted]) -> list[Unit]:
+        """Return what each of these layers could become."""
+        method = settled(self.settings.method, data=self.examples is not None)
+        batches = self.examples.batches if self.examples is not None else ()
+        digest = self.examples.digest if self.examples is not None else ""
+        return Candidates(self.model, wanted, method, batches, digest, self.progress).units()
+
+    @property
+    def calibration(self) -> str:
+        """Words on the data that the choice is made on; empty where the weights decide."""
+        if not self.settings.target or self.examples is None:
+            return ""
+        if not settled(self.settings.method, data=True).endswith("-data"):
+            return ""
+        return self.examples.words
+
+    def _check(self, seen: Observation | None) -> None:
+        target, alpha = self.settings.target, self.settings.alpha
+        if alpha != 1:
+            raise PlanError(
+                where=f"target {target[0]} with alpha {alpha:g}",
+                found="both a target and a widening",
+                allowed="one of the two: a target is met by choosing pairs and terms",
+                fix="leave --alpha or --target out",
+            )
+        if seen is None and any(one.quantity == "macs" for one in target):
+            raise PlanError(
+                where="target macs",
+                found="no example input is known, so that multiply-adds cannot be counted",
+                allowed="an input to run the model on",
+                fix="describe it with --input, such as --input 3x224x224",
+            )
