@@ -52,6 +52,15 @@ class _Table:
     limited: np.ndarray  # (options, limits)
 
 
+@dataclass
+class _Move:
+    """An exchange of one unit's option: its gain for what it takes, to where, and what it takes."""
+
+    value: float
+    place: int
+    takes: np.ndarray  # (limits,)
+
+
 def allocate(units: Sequence[Unit], limits: Mapping[str, float]) -> list[int]:
     """Return the option of each unit.
 
@@ -66,7 +75,7 @@ def allocate(units: Sequence[Unit], limits: Mapping[str, float]) -> list[int]:
     objective = "params" if ERROR in limits else ERROR
     tables = [_table(unit, objective, names) for unit in units]
     bounds = np.array([limits[name] for name in names])
-    if not names:
+    if not names or not tables:
         return [int(table.objective.argmin()) for table in tables]
     for column, name in enumerate(names):
         least = sum(float(table.limited[:, column].min()) for table in tables)
@@ -169,29 +178,43 @@ def _least(tables: Sequence[_Table], bounds: np.ndarray, names: Sequence[str]) -
 
 def _spend(tables: Sequence[_Table], choice: list[int], bounds: np.ndarray) -> list[int]:
     """Take the exchange of one option that gains most for what it takes, until none fits."""
-    sums = _sums(tables, choice)
     choice = list(choice)
-    best: list[tuple[float, int]] = [(0.0, -1)] * len(tables)
-    room = bounds - sums
+    slack = 1e-9 * np.abs(bounds)
+    room = bounds - _sums(tables, choice)
+    best: list[_Move | None] = [None] * len(tables)
+    stale = list(range(len(tables)))
     for _ in range(MOVES):
-        for index, table in enumerate(tables):
-            at = choice[index]
-            gain = table.objective[at] - table.objective
-            takes = table.limited - table.limited[at]
-            fits = (takes <= room + 1e-9 * np.abs(bounds)).all(1) & (gain > 0)
-            if not fits.any():
-                best[index] = (0.0, -1)
-                continue
-            weight = np.maximum(takes / bounds, 0).max(1) + 1e-9
-            value = np.where(fits, gain / weight, 0.0)
-            place = int(value.argmax())
-            best[index] = (float(value[place]), place)
-        index = max(range(len(best)), key=lambda i: best[i][0])
-        if best[index][1] < 0:
+        for index in stale:
+            best[index] = _best_move(tables[index], choice[index], bounds, room + slack)
+        moves = [(one.value, -index) for index, one in enumerate(best) if one is not None]
+        if not moves:
             break
-        room = room - (tables[index].limited[best[index][1]] - tables[index].limited[choice[index]])
-        choice[index] = best[index][1]
+        index = -max(moves)[1]
+        move = best[index]
+        assert move is not None
+        choice[index] = move.place
+        room = room - move.takes
+        # While room only shrinks, a best move stays the best for as long as it fits.
+        grown = bool((move.takes < 0).any())
+        stale = [
+            other
+            for other, one in enumerate(best)
+            if grown or other == index or (one and (one.takes > room + slack).any())
+        ]
     return choice
+
+
+def _best_move(table: _Table, at: int, bounds: np.ndarray, room: np.ndarray) -> _Move | None:
+    """Return the exchange of one unit's option that gains most for what it takes, if any fits."""
+    gain = table.objective[at] - table.objective
+    takes = table.limited - table.limited[at]
+    fits = (takes <= room).all(1) & (gain > 0)
+    if not fits.any():
+        return None
+    weight = np.maximum(takes / bounds, 0).max(1) + 1e-9
+    value = np.where(fits, gain / weight, 0.0)
+    place = int(value.argmax())
+    return _Move(float(value[place]), place, takes[place])
 
 
 def _scale(bounds: np.ndarray) -> np.ndarray:

@@ -153,18 +153,18 @@ def _polished(unit: Unit, at: int, limits: Mapping[str, float]) -> int:
 
     This also holds each layer to what truncated SVD reaches with the same parameters.
     """
-    if unit.specs[at] is None:
+    if unit.spec(at) is None:
         return at
     names = [name for name in limits if name != ERROR]
     columns = sorted({COSTS.index(name) for name in names} | {0})
     allowed = unit.costs[at, columns] * (1 + 1e-9)
     best, error = at, unit.errors[at]
-    for curve in list(unit.curves):
+    for number, curve in enumerate(unit.curves):
         rank = int(allowed[0] // (curve.spec.params * unit.matrices))
         rank = min(rank, len(curve.errors) - 1)
         if rank < 1 or curve.errors[rank] >= error:
             continue
-        place = with_option(unit, curve, rank)
+        place = with_option(unit, number, rank)
         enough = unit.costs[place, 0] >= unit.wanted.floor * unit.matrices * unit.size
         if enough and (unit.costs[place, columns] <= allowed).all():
             best, error = place, unit.errors[place]
@@ -174,7 +174,7 @@ def _polished(unit: Unit, at: int, limits: Mapping[str, float]) -> int:
 def _result(found: Found, units: Sequence[Unit], choice: Sequence[int]) -> Found:
     squared: dict[str, float] = {}
     for unit, at in zip(units, choice, strict=True):
-        spec, error = unit.specs[at], float(unit.errors[at])
+        spec, error = unit.spec(at), float(unit.errors[at])
         known = found.sensitivities.get(unit.name, 0.0)
         found.sensitivities[unit.name] = max(unit.sensitivity, known)
         found.error += float(loss(error)) * unit.sensitivity

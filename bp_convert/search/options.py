@@ -57,7 +57,7 @@ class Unit:
         shape: (K, D) of each.
         curves: pairs with their errors.
         sensitivity: growth of the model's squared error with this role's.
-        specs: what each option is; None keeps the weight.
+        picked: (options, 2) the curve and the number of terms of each; no terms keep the weight.
         costs: (options, len(COSTS)).
         errors: (options,) relative squared error of each.
         dense: (len(COSTS),) of the role as it is.
@@ -70,7 +70,7 @@ class Unit:
     shape: tuple[int, int]
     curves: list[Curve]
     sensitivity: float
-    specs: list[FactorSpec | None]
+    picked: np.ndarray
     costs: np.ndarray
     errors: np.ndarray
     dense: np.ndarray
@@ -84,6 +84,13 @@ class Unit:
     @property
     def name(self) -> str:
         return self.wanted.site.name
+
+    def spec(self, at: int) -> FactorSpec | None:
+        """Return the factors of an option; None where the layer stays."""
+        curve, rank = map(int, self.picked[at])
+        if rank:
+            return self.curves[curve].spec.model_copy(update={"rank": rank})
+        return None if self.alone else whole(self.shape[1], self.shape[0])
 
 
 def make_unit(
@@ -103,18 +110,15 @@ def make_unit(
         alone: it is the layer's only role, so that keeping it keeps the layer.
     """
     size = shape[0] * shape[1]
-    specs: list[FactorSpec | None] = []
-    costs: list[np.ndarray] = []
-    errors: list[np.ndarray] = []
     dense = _dense_costs(wanted, matrices, size, alone=alone)
-    specs.append(None if alone else whole(shape[1], shape[0]))
-    costs.append(dense[None])
-    errors.append(np.zeros(1))
-    for curve in curves:
+    picked = [np.zeros((1, 2), dtype=np.int64)]
+    costs = [dense[None]]
+    errors = [np.zeros(1)]
+    for place, curve in enumerate(curves):
         terms = _terms(curve, size if alone else size + 1)
         if not len(terms):
             continue
-        specs += [curve.spec.model_copy(update={"rank": int(rank)}) for rank in terms]
+        picked.append(np.stack([np.full_like(terms, place), terms], 1))
         costs.append(_costs(wanted, role, matrices, size, curve.spec, terms, dense, alone=alone))
         errors.append(curve.errors[terms].astype(np.float64))
     unit = Unit(
@@ -124,7 +128,7 @@ def make_unit(
         shape,
         curves,
         sensitivity,
-        specs,
+        np.concatenate(picked),
         np.concatenate(costs),
         np.concatenate(errors),
         dense,
@@ -135,8 +139,9 @@ def make_unit(
     return unit
 
 
-def with_option(unit: Unit, curve: Curve, rank: int) -> int:
-    """Add an option to a unit; return its place."""
+def with_option(unit: Unit, place: int, rank: int) -> int:
+    """Add an option, a number of terms of one of the unit's curves; return its place."""
+    curve = unit.curves[place]
     terms = np.array([rank], dtype=np.int64)
     costs = _costs(
         unit.wanted,
@@ -148,17 +153,16 @@ def with_option(unit: Unit, curve: Curve, rank: int) -> int:
         unit.dense,
         alone=unit.alone,
     )
-    unit.specs.append(curve.spec.model_copy(update={"rank": rank}))
+    unit.picked = np.concatenate([unit.picked, [[place, rank]]])
     unit.costs = np.concatenate([unit.costs, costs])
     unit.errors = np.append(unit.errors, float(curve.errors[rank]))
-    return len(unit.specs) - 1
+    return len(unit.errors) - 1
 
 
 def _drop(unit: Unit, keep: np.ndarray) -> None:
-    places = np.flatnonzero(keep)
-    unit.specs = [unit.specs[i] for i in places]
-    unit.costs = unit.costs[places]
-    unit.errors = unit.errors[places]
+    unit.picked = unit.picked[keep]
+    unit.costs = unit.costs[keep]
+    unit.errors = unit.errors[keep]
 
 
 def _terms(curve: Curve, size: int) -> np.ndarray:

@@ -53,8 +53,8 @@ def test_options_cost_what_their_twins_cost() -> None:
     model = nn.Sequential(mlp(24, 36, 20), nn.LSTM(20, 12, 2))
     for unit in _units(model):
         site, widths = unit.wanted.site, unit.wanted.widths
-        for at in range(1, len(unit.specs), 7):
-            spec = unit.specs[at]
+        for at in range(1, len(unit.errors), 7):
+            spec = unit.spec(at)
             assert spec is not None
             factors = {
                 role: next(choices.specs())
@@ -118,7 +118,7 @@ def test_a_floor_takes_the_options_below_away() -> None:
     (unit,) = _units(mlp(60, 72), floor=0.4)
     assert float(unit.costs[:, 0].min()) >= 0.4 * 60 * 72
     (whole,) = _units(mlp(60, 72), floor=1.0)
-    assert len(whole.specs) == 1
+    assert len(whole.errors) == 1
 
 
 def test_what_is_out_of_reach_names_target_and_range() -> None:
@@ -166,8 +166,9 @@ def test_a_curve_is_not_followed_beyond_what_it_saves() -> None:
                            site.kind.choices(site.module, (12, 10))["weight"])  # fmt: skip
     wanted = Wanted(site, (12, 10), ((), ()), 0)
     unit = make_unit(wanted, "weight", (10, 12), 1, spec_curve, 1.0, alone=True)
-    for spec, cost in zip(unit.specs[1:], unit.costs[1:, 0], strict=True):
+    for place, cost in enumerate(unit.costs[1:, 0], start=1):
+        spec = unit.spec(place)
         assert spec is not None
         assert spec.params == cost < 120
     none = Curve(spec_curve[0].spec, np.array([1.0], np.float32))
-    assert len(make_unit(wanted, "weight", (10, 12), 1, [none], 1.0, alone=True).specs) == 1
+    assert len(make_unit(wanted, "weight", (10, 12), 1, [none], 1.0, alone=True).errors) == 1

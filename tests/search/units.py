@@ -22,7 +22,7 @@ def made_up(errors: list[float], *, sensitivity: float = 1.0, **costs: list[floa
         shape=(1, 1),
         curves=[],
         sensitivity=sensitivity,
-        specs=[None] * len(errors),
+        picked=np.zeros((len(errors), 2), dtype=np.int64),
         costs=table,
         errors=np.array(errors, dtype=np.float64),
         dense=table[0],
