@@ -29,11 +29,10 @@ from bp_convert.data.examples import rows_in
 from bp_convert.fitting.norms import Norms, settle_norms
 from bp_convert.graph.clone import shadow
 from bp_convert.graph.walk import Site, walk
-from bp_convert.kinds import Spread
+from bp_convert.kinds import Factors, Spread
 from bp_convert.kron.columns import Columns
 from bp_convert.kron.fit import fit_in_metric, natural
 from bp_convert.kron.metric import Full, Metric
-from bp_convert.values.factors import FactorSpec
 from bp_convert.values.plan import Plan
 
 Progress = Callable[[str, int, int], None]
@@ -133,10 +132,11 @@ def _fit(site: Site, converted: nn.Module, moments: Moments, centred: bool) -> f
     choices = kind.choices(site.module, kind.widths(site.module))
     kind.rest(site.module, twin, Spread())
     gap = total = 0.0
-    for role, matrices in kind.matrices(site.module, Spread()).items():
+    specs = _specs(twin)
+    for role, matrices in kind.matrices(site.module, Spread(), specs).items():
         found = moments[site.name, role]
         metrics = {id(moment): moment.metric() for moment in found}
-        spec = _spec(twin, role)
+        spec = specs[role]
         columns = Columns.of(spec, choices[role].kernel)
         for index, matrix in enumerate(matrices):
             moment = found[index * len(found) // len(matrices)]
@@ -154,10 +154,9 @@ def _fit(site: Site, converted: nn.Module, moments: Moments, centred: bool) -> f
     return (gap / total) ** 0.5 if total else 0.0
 
 
-def _spec(twin: nn.Module, role: str) -> FactorSpec:
+def _specs(twin: nn.Module) -> Factors:
     held: Any = twin.factors
-    found: FactorSpec = held[role] if isinstance(held, Mapping) else held
-    return found
+    return dict(held) if isinstance(held, Mapping) else {"weight": held}
 
 
 def _target(weight: Tensor, moment: Moment, metric: Metric) -> Tensor:

@@ -160,10 +160,16 @@ class Kind(ABC):
         inputs, outputs = widths
         return {"weight": Choices(divisor_pairs(outputs), {(): divisor_pairs(inputs)})}
 
-    def matrices(self, module: Any, spread: Spread) -> dict[str, list[Tensor]]:
+    def matrices(
+        self, module: Any, spread: Spread, factors: Factors | None = None
+    ) -> dict[str, list[Tensor]]:
         """Return the dense matrices (K, D) of each role, columns as (channel, kernel place).
 
-        Matrices of one role, such as an LSTM's gates, share pairs and terms, not factors.
+        Matrices of one role, such as an LSTM's directions, share pairs and terms, not factors.
+
+        Args:
+            factors: what they are to be factored into, where K hangs on that; by default K is
+                that of ``choices``.
         """
         return {"weight": [self.spread(module, spread)["weight"].flatten(1)]}
 

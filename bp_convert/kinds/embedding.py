@@ -66,7 +66,9 @@ class EmbeddingKind(Kind):
         rows, columns = widths
         return {"weight": Choices(divisor_pairs(columns), {(): _row_pairs(rows)})}
 
-    def matrices(self, module: nn.Embedding, spread: Spread) -> dict[str, list[Tensor]]:
+    def matrices(
+        self, module: nn.Embedding, spread: Spread, factors: Factors | None = None
+    ) -> dict[str, list[Tensor]]:
         """Return the table turned, (E, V): an index is a column that is looked up."""
         return {"weight": [self.spread(module, spread)["weight"].t()]}
 

@@ -24,10 +24,9 @@ from bp_convert.kinds.rows import Pick, lstm_rows
 from bp_convert.kron.pairs import divisor_pairs
 from bp_convert.kron.policies import fast_factors, paper_factors
 from bp_convert.layers.lstm import BPLSTM
+from bp_convert.layers.lstm_checks import GATES, groups
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.settings import Pairs
-
-GATES = 4
 
 
 class LSTMKind(Kind):
@@ -81,27 +80,38 @@ class LSTMKind(Kind):
         return with_rank(spec, ask.rank, inputs * hidden)
 
     def choices(self, module: nn.LSTM, widths: Widths) -> dict[str, Choices]:
+        """Return the pairs of the four gates in one matrix: at equal parameters, factors that
+        the gates share reach further than a set for each."""
         return {
-            role: Choices(divisor_pairs(outputs), {(): divisor_pairs(inputs)})
+            role: Choices(divisor_pairs(GATES * outputs), {(): divisor_pairs(inputs)})
             for role, (inputs, outputs) in matrices(module, widths).items()
         }
 
-    def matrices(self, module: nn.LSTM, spread: Spread) -> dict[str, list[Tensor]]:
-        """Return the gates' matrices (H, D) by role, those of the reverse direction last."""
+    def matrices(
+        self, module: nn.LSTM, spread: Spread, factors: Factors | None = None
+    ) -> dict[str, list[Tensor]]:
+        """Return the matrices by role, (4H, D) or, where factors are a gate's, (H, D) each; those
+        of the reverse direction last."""
         wide = self.spread(module, spread)
-        sides = ("", "_reverse") if module.bidirectional else ("",)
         roles = [name.removeprefix("weight_") for name in wide if name.startswith("weight_")]
-        return {
-            role: [gate for side in sides for gate in wide[f"weight_{role}{side}"].chunk(GATES)]
-            for role in roles
-            if not role.endswith("_reverse")
-        }
+        found = {}
+        for role in roles:
+            if role.endswith("_reverse"):
+                continue
+            ones = [wide[f"weight_{role}{side}"] for side in _sides(module)]
+            many = 1
+            if factors is not None:
+                many = groups(factors[role], ones[0].shape[0] // GATES)
+            found[role] = [part for one in ones for part in one.chunk(many)]
+        return found
 
     @torch.no_grad()
     def add(self, module: nn.LSTM, role: str, changes: Sequence[Tensor]) -> None:
-        for start in range(0, len(changes), GATES):
-            weight = getattr(module, f"weight_{role}{'_reverse' if start else ''}")
-            weight.add_(torch.cat(list(changes[start : start + GATES])))
+        sides = _sides(module)
+        many = len(changes) // len(sides)
+        for at, side in enumerate(sides):
+            weight = getattr(module, f"weight_{role}{side}")
+            weight.add_(torch.cat(list(changes[at * many : (at + 1) * many])))
 
     def batched(self, module: nn.LSTM, shape: Shape, batch: int) -> Shape:
         if len(shape) == 2:
@@ -114,9 +124,10 @@ class LSTMKind(Kind):
 
     @torch.no_grad()
     def place(self, twin: BPLSTM, role: str, index: int, w1: Tensor, w2: Tensor) -> None:
-        side = "_reverse" if index >= GATES else ""
-        getattr(twin, f"w1_{role}{side}")[index % GATES].copy_(w1)
-        getattr(twin, f"w2_{role}{side}")[index % GATES].copy_(w2)
+        many = groups(twin.factors[role], twin.hidden_size)
+        side = "_reverse" if index >= many else ""
+        getattr(twin, f"w1_{role}{side}")[index % many].copy_(w1)
+        getattr(twin, f"w2_{role}{side}")[index % many].copy_(w2)
 
     @torch.no_grad()
     def rest(self, module: nn.LSTM, twin: BPLSTM, spread: Spread) -> None:
@@ -131,9 +142,10 @@ class LSTMKind(Kind):
     def shift(self, twin: BPLSTM, role: str, index: int, change: Tensor) -> bool:
         if not twin.bias:
             return False
-        suffix = role[3:] + ("_reverse" if index >= GATES else "")
-        bias = getattr(twin, f"bias_{suffix}").view(GATES, -1)
-        bias[index % GATES].add_(change.to(bias.dtype))
+        many = groups(twin.factors[role], twin.hidden_size)
+        suffix = role[3:] + ("_reverse" if index >= many else "")
+        bias = getattr(twin, f"bias_{suffix}").view(many, -1)
+        bias[index % many].add_(change.to(bias.dtype))
         return True
 
     def params(self, module: nn.LSTM, widths: Widths, factors: Factors | None = None) -> int:
@@ -142,10 +154,12 @@ class LSTMKind(Kind):
         # torch keeps two biases a gate, the paper and the twin one.
         biases = (2 if factors is None else 1) * hidden * module.num_layers if module.bias else 0
         weights = sum(
-            size[0] * size[1] if factors is None else factors[role].params
+            GATES * size[0] * size[1]
+            if factors is None
+            else groups(factors[role], hidden) * factors[role].params
             for role, size in matrices(module, widths).items()
         )
-        return directions * GATES * (weights + biases)
+        return directions * (weights + GATES * biases)
 
     def macs(
         self,
@@ -184,6 +198,10 @@ class LSTMKind(Kind):
         error = twin.fit_({name: w for name, w in wide.items() if name.startswith("weight")})
         self.rest(module, twin, spread)
         return error
+
+
+def _sides(module: nn.LSTM) -> tuple[str, ...]:
+    return ("", "_reverse") if module.bidirectional else ("",)
 
 
 def matrices(module: nn.LSTM, widths: Widths) -> dict[str, Widths]:

@@ -18,9 +18,10 @@ from typing import Any
 from torch import nn
 
 from bp_convert.kinds.base import Factors, Widths
-from bp_convert.kinds.lstm import GATES, matrices
+from bp_convert.kinds.lstm import matrices
 from bp_convert.kron.contract import bilinear_macs, w2_first
 from bp_convert.kron.conv_layout import first_factor, layout_of, out_sizes
+from bp_convert.layers.lstm_checks import GATES, groups
 from bp_convert.layers.lstm_cost import prefers_factored
 from bp_convert.values.factors import FactorSpec
 
@@ -200,7 +201,8 @@ def _lstm(
     }
     if not prefers_factored(factors, steps, batch):
         return dense, dense  # runs as the dense layer on built weights
-    cost = times * GATES * sum(bilinear_macs(factors[role]) for role in sizes)
+    specs = [factors[role] for role in sizes]
+    cost = times * sum(groups(spec, hidden) * bilinear_macs(spec) for spec in specs)
     twin: Counts = {
         "loops": sides * steps,
         "products": steps * batch * cost,

@@ -12,9 +12,16 @@ from torch.nn.utils.rnn import PackedSequence
 
 from bp_convert.kron.nearest import nearest_kronecker_sum
 from bp_convert.layers.init import init_factors_
-from bp_convert.layers.lstm_checks import check_fields, check_input, check_state, lstm_factors
+from bp_convert.layers.lstm_checks import (
+    GATES,
+    check_fields,
+    check_input,
+    check_state,
+    groups,
+    lstm_factors,
+)
 from bp_convert.layers.lstm_cost import lstm_macs, prefers_factored
-from bp_convert.layers.lstm_paths import GATES, Direction, built, fused, loop, one_chunk
+from bp_convert.layers.lstm_paths import Direction, built, fused, loop, one_chunk
 from bp_convert.values.factors import FactorSpec
 
 State = tuple[Tensor, Tensor]
@@ -24,10 +31,11 @@ class BPLSTM(nn.Module):
     """An ``nn.LSTM`` with bilinear gates (paper, section III-F).
 
     Each of the four gates has its own factors for the input and for the hidden state, and one
-    bias. There are two ways to run it and a rule that picks (``lstm_cost.prefers_factored``):
-    step by step on the factors, with the input products of all steps done at once; or, where the
-    hidden size is small or the terms are many, torch's fused LSTM on weights built from the
-    factors. On CUDA devices it is always the latter.
+    bias; or, where a spec's outputs are 4H, the four gates above each other share factors. There
+    are two ways to run it and a rule that picks (``lstm_cost.prefers_factored``): step by step on
+    the factors, with the input products of all steps done at once; or, where the hidden size is
+    small or the terms are many, torch's fused LSTM on weights built from the factors. On CUDA
+    devices it is always the latter.
 
     Args: as ``nn.LSTM``, and
         factors: one FactorSpec per matrix, by role: ``ih_l0``, ``hh_l0``, ``ih_l1``, ... (both
@@ -36,8 +44,8 @@ class BPLSTM(nn.Module):
 
     Shape:
         input (T, N, I), (N, T, I) with ``batch_first``, (T, I), or a PackedSequence; output as
-        nn.LSTM's. Per layer: w1_ih (4, R, h1, i1), w2_ih (4, R, i2, h2), w1_hh (4, R, h1, h1'),
-        w2_hh (4, R, h2', h2), bias (4H).
+        nn.LSTM's. Per layer: w1_ih (G, R, h1, i1), w2_ih (G, R, i2, h2), w1_hh (G, R, h1, h1'),
+        w2_hh (G, R, h2', h2), bias (4H); G = 4 with h1*h2 = H, or G = 1 with h1*h2 = 4H.
 
     Raises:
         FactorError: proj_size, fields that cannot be, or pairs that do not fit.
@@ -83,8 +91,9 @@ class BPLSTM(nn.Module):
             for role in ("ih", "hh"):
                 spec = self._spec(role, suffix)
                 (k1, k2), (d1, d2), terms = spec.out, spec.inp, spec.rank
-                w1 = nn.Parameter(torch.empty(GATES, terms, k1, d1, **where))
-                w2 = nn.Parameter(torch.empty(GATES, terms, d2, k2, **where))
+                many = groups(spec, hidden_size)
+                w1 = nn.Parameter(torch.empty(many, terms, k1, d1, **where))
+                w2 = nn.Parameter(torch.empty(many, terms, d2, k2, **where))
                 self.register_parameter(f"w1_{role}_{suffix}", w1)
                 self.register_parameter(f"w2_{role}_{suffix}", w2)
             if bias:
@@ -290,7 +299,7 @@ class BPLSTM(nn.Module):
 
     @torch.no_grad()
     def fit_(self, weights: Mapping[str, Tensor]) -> float:
-        """Set the factors to the nearest Kronecker sums, gate by gate.
+        """Set the factors to the nearest Kronecker sums.
 
         Args:
             weights: by torch's names, ``weight_ih_l0`` (4H, I), ``weight_hh_l0`` (4H, H), ...
@@ -304,10 +313,10 @@ class BPLSTM(nn.Module):
                 name = f"weight_{role}_{suffix}"
                 spec = self._spec(role, suffix)
                 w1, w2 = self._pair(role, suffix)
-                for gate, matrix in enumerate(weights[name].chunk(GATES)):
+                for at, matrix in enumerate(weights[name].chunk(len(w1))):
                     fit = nearest_kronecker_sum(matrix, spec.out, spec.inp, spec.rank, name=name)
-                    w1[gate].copy_(fit.w1)
-                    w2[gate].copy_(fit.w2)
+                    w1[at].copy_(fit.w1)
+                    w2[at].copy_(fit.w2)
                     size = float(torch.linalg.vector_norm(matrix, dtype=torch.float64)) ** 2
                     gap += fit.error**2 * size
                     total += size
@@ -368,7 +377,8 @@ class BPLSTM(nn.Module):
         ih, hh = self.factors["ih_l0"], self.factors["hh_l0"]
         (h1, h2), (i1, i2) = ih.out, ih.inp
         ranks = f"{ih.rank}" if ih.rank == hh.rank else f"{ih.rank}+{hh.rank}"
-        parts.append(f"hidden={h1}x{h2}, in={i1}x{i2}, rank={ranks}")
+        rows = "hidden" if groups(ih, self.hidden_size) == GATES else "gates"
+        parts.append(f"{rows}={h1}x{h2}, in={i1}x{i2}, rank={ranks}")
         return ", ".join(parts)
 
     # Names

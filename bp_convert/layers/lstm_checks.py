@@ -11,6 +11,14 @@ from bp_convert.kron.pairs import nearest_pair
 from bp_convert.layers.checks import checked
 from bp_convert.values.factors import FactorSpec
 
+GATES = 4  # in torch's order: input, forget, cell, output
+
+
+def groups(spec: FactorSpec, hidden_size: int) -> int:
+    """Return how many matrices have factors of their own: 4, one a gate, or 1 where the gates
+    stand above each other in one matrix (4H, D)."""
+    return GATES * hidden_size // (spec.out[0] * spec.out[1])
+
 
 def check_fields(num_layers: int, dropout: float, proj_size: int) -> None:
     """Refuse constructor fields that cannot be.
@@ -52,6 +60,8 @@ def lstm_factors(
 ) -> dict[str, FactorSpec]:
     """Return one checked FactorSpec a matrix, by role: ``ih_l0``, ``hh_l0``, ``ih_l1``, ...
 
+    Its outputs are H, for factors of each gate, or 4H, for factors of the four together.
+
     Raises:
         FactorError: a role that is missing or unknown, or pairs that do not fit.
     """
@@ -71,7 +81,9 @@ def lstm_factors(
                     allowed="one FactorSpec for ih and hh of each layer",
                     fix=f"add {role!r}, or leave factors out",
                 )
-            factors[role] = checked(f"BPLSTM, {role}", spec, inputs=width, outputs=hidden_size)
+            joint = spec.out[0] * spec.out[1] == GATES * hidden_size
+            outputs = hidden_size * (GATES if joint else 1)
+            factors[role] = checked(f"BPLSTM, {role}", spec, inputs=width, outputs=outputs)
     unknown = sorted(set(given or ()) - set(factors))
     if unknown:
         raise FactorError(

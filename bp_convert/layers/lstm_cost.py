@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bp_convert.kron.contract import bilinear_macs
-from bp_convert.layers.lstm_paths import GATES
+from bp_convert.layers.lstm_checks import GATES, groups
 from bp_convert.values.factors import FactorSpec
 
 # Microseconds on one core of a Xeon, printed by ``python benchmarks/lstm.py --fit``.
@@ -18,14 +18,14 @@ def loop_counts(ih: FactorSpec, hh: FactorSpec, steps: int, batch: int) -> dict[
     return {
         "call": 1,
         "step": steps,
-        "state": steps * batch * _width(hh.out),
+        "state": steps * batch * _width(hh.inp),
         "mac": factored_macs(ih, hh, steps, batch),
     }
 
 
 def fused_counts(ih: FactorSpec, hh: FactorSpec, steps: int, batch: int) -> dict[str, int]:
     """Count what torch's fused LSTM takes on weights that are built already."""
-    hidden = _width(hh.out)
+    hidden = _width(hh.inp)
     weights = GATES * hidden * (_width(ih.inp) + hidden)
     return {
         "call": 1,
@@ -60,16 +60,15 @@ def prefers_factored(factors: Mapping[str, FactorSpec], steps: int, batch: int) 
 
 def factored_macs(ih: FactorSpec, hh: FactorSpec, steps: int, batch: int) -> int:
     """Return the multiply-adds of one layer and direction, stepping on the factors."""
-    return GATES * steps * batch * (bilinear_macs(ih) + bilinear_macs(hh))
+    hidden = _width(hh.inp)
+    return steps * batch * sum(groups(one, hidden) * bilinear_macs(one) for one in (ih, hh))
 
 
 def fused_macs(ih: FactorSpec, hh: FactorSpec, steps: int, batch: int) -> int:
     """Return the multiply-adds of one layer and direction: the weights built, then dense steps."""
-    total = 0
-    for spec in (ih, hh):
-        size = _width(spec.out) * _width(spec.inp)
-        total += GATES * size * (spec.rank + steps * batch)
-    return total
+    hidden = _width(hh.inp)
+    sizes = {spec: GATES * hidden * _width(spec.inp) for spec in (ih, hh)}
+    return sum(sizes[spec] * (spec.rank + steps * batch) for spec in (ih, hh))
 
 
 def lstm_macs(

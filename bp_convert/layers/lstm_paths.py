@@ -9,23 +9,70 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bp_convert.kron.contract import w2_first
+from bp_convert.kron.contract import bilinear, w2_first
+from bp_convert.layers.lstm_checks import GATES
 
-GATES = 4  # in torch's order: input, forget, cell, output
 
+class Layout:
+    """How rows of inputs and results lie while a projection is called many times.
 
-class GateProduct:
-    """The bilinear projections of the four gates, laid out once for many calls.
-
-    The gates stand beside the terms, so that there are two products for all of them. Rows stand
-    in the middle of a matrix's axes, "laid" as (a, N, b): then the result of one call is laid as
-    the next one's input wants it, wherever both pairs are alike, and with one term nothing is
-    copied in between.
+    Rows stand in the middle of a matrix's axes, "laid" as (a, N, b).
 
     Attributes:
-        inp: (p, q), the axes of a laid input (p, N, q): (d2, d1) with w2 first, else (d1, d2).
-        out: (a, b), the axes of a laid result (a, N, b): (k2, k1) with w2 first, else (k1, k2).
-        turned: w2 comes first, so both are the transposes of the row-wise order.
+        inp: (p, q), the axes of a laid input (p, N, q).
+        out: (a, b), the axes of a laid result (a, N, b).
+        turned: the axes are the transposes of the row-wise order.
+    """
+
+    inp: tuple[int, int]
+    out: tuple[int, int]
+    turned = False
+
+    def lay(self, x: Tensor) -> Tensor:
+        """Lay a row-wise input (N, D) as (p, N, q)."""
+        p, q = self.inp
+        if self.turned:
+            return x.reshape(x.shape[0], q, p).permute(2, 0, 1)
+        return x.reshape(x.shape[0], p, q).transpose(0, 1)
+
+    def lay_result(self, y: Tensor) -> Tensor:
+        """Lay row-wise results (..., N, K) as (..., a, N, b)."""
+        (a, b), lead = self.out, y.shape[:-1]
+        if self.turned:
+            return y.reshape(*lead, b, a).movedim(-1, -3)
+        return y.reshape(*lead, a, b).transpose(-2, -3)
+
+    def rows(self, y: Tensor) -> Tensor:
+        """Bring laid results (..., a, N, b) to row-wise order (..., N, K)."""
+        y = y.movedim(-3, -1) if self.turned else y.transpose(-2, -3)
+        return y.flatten(-2)
+
+
+class JointProduct(Layout):
+    """One bilinear projection to the four gates above each other.
+
+    Shape:
+        w1: (1, R, k1, d1); w2: (1, R, d2, k2), with k1*k2 = 4H.
+    """
+
+    def __init__(self, w1: Tensor, w2: Tensor) -> None:
+        self.w1, self.w2 = w1[0], w2[0]
+        self.inp = (1, w1.shape[3] * w2.shape[2])
+        self.out = (1, w1.shape[2] * w2.shape[3] // GATES)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Project a laid input (1, N, D) to the laid gates (4, 1, N, H)."""
+        y = bilinear(x[0], self.w1, self.w2)  # (N, 4H)
+        return y.view(len(y), GATES, -1).transpose(0, 1).unsqueeze(1)
+
+
+class GateProduct(Layout):
+    """The bilinear projections of the four gates, laid out once for many calls.
+
+    The gates stand beside the terms, so that there are two products for all of them. The result
+    of one call is laid as the next one's input wants it, wherever both pairs are alike, and with
+    one term nothing is copied in between. With w2 first, inputs lie as (d2, N, d1) and results as
+    (k2, N, k1), else as (d1, N, d2) and (k1, N, k2).
 
     Shape:
         w1: (4, R, k1, d1); w2: (4, R, d2, k2).
@@ -52,24 +99,10 @@ class GateProduct:
         y = torch.bmm(t.reshape(GATES, a * n, self.terms * q), self.second)  # (4, a*N, b)
         return y.view(GATES, a, n, b)
 
-    def lay(self, x: Tensor) -> Tensor:
-        """Lay a row-wise input (N, D) as (p, N, q)."""
-        p, q = self.inp
-        if self.turned:
-            return x.reshape(x.shape[0], q, p).permute(2, 0, 1)
-        return x.reshape(x.shape[0], p, q).transpose(0, 1)
 
-    def lay_result(self, y: Tensor) -> Tensor:
-        """Lay row-wise results (..., N, K) as (..., a, N, b)."""
-        (a, b), lead = self.out, y.shape[:-1]
-        if self.turned:
-            return y.reshape(*lead, b, a).movedim(-1, -3)
-        return y.reshape(*lead, a, b).transpose(-2, -3)
-
-    def rows(self, y: Tensor) -> Tensor:
-        """Bring laid results (..., a, N, b) to row-wise order (..., N, K)."""
-        y = y.movedim(-3, -1) if self.turned else y.transpose(-2, -3)
-        return y.flatten(-2)
+def product(w1: Tensor, w2: Tensor) -> GateProduct | JointProduct:
+    """Return the projection to the gates: one matrix for all of them, or one for each."""
+    return JointProduct(w1, w2) if len(w1) == 1 else GateProduct(w1, w2)
 
 
 @dataclass(frozen=True)
@@ -93,7 +126,7 @@ def loop(
     Shape:
         x: (sum of sizes, I); h, c: (N, H); result: outputs (sum of sizes, H), last h and c.
     """
-    inputs, states = GateProduct(*one.ih), GateProduct(*one.hh)
+    inputs, states = product(*one.ih), product(*one.hh)
     whole = inputs(inputs.lay(x))  # (4, a, sum of sizes, b)
     if (inputs.turned, inputs.out) != (states.turned, states.out):
         whole = states.lay_result(inputs.rows(whole))
@@ -148,14 +181,14 @@ def built(w1: Tensor, w2: Tensor) -> Tensor:
     """Build the dense weight of the four gates, with one product; differentiable.
 
     Shape:
-        w1: (4, R, k1, d1); w2: (4, R, d2, k2); result: (4*k1*k2, d1*d2).
+        w1: (G, R, k1, d1); w2: (G, R, d2, k2), G = 4 gates or 1 for all; result: (G*k1*k2, d1*d2).
     """
-    four, terms, k1, d1 = w1.shape
+    many, terms, k1, d1 = w1.shape
     d2, k2 = w2.shape[2:]
-    left = w1.reshape(four, terms, k1 * d1).transpose(1, 2)  # (4, k1*d1, R)
-    right = w2.transpose(2, 3).reshape(four, terms, k2 * d2)  # (4, R, k2*d2)
-    table = torch.bmm(left, right).view(four, k1, d1, k2, d2)
-    return table.permute(0, 1, 3, 2, 4).reshape(four * k1 * k2, d1 * d2)
+    left = w1.reshape(many, terms, k1 * d1).transpose(1, 2)  # (4, k1*d1, R)
+    right = w2.transpose(2, 3).reshape(many, terms, k2 * d2)  # (4, R, k2*d2)
+    table = torch.bmm(left, right).view(many, k1, d1, k2, d2)
+    return table.permute(0, 1, 3, 2, 4).reshape(many * k1 * k2, d1 * d2)
 
 
 def one_chunk(weights: Sequence[Tensor], each: int) -> list[Tensor]:

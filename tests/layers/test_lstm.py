@@ -22,6 +22,7 @@ from tests.oracles import kron_sum
 from tests.oracles import lstm as naive
 from tests.tolerances import assert_near
 
+JOINT = pytest.mark.parametrize("joint", [False, True], ids=["each gate", "joint"])
 PATHS = pytest.mark.parametrize("path", ["factored", "fused"], indirect=True)
 
 
@@ -35,6 +36,20 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 def _force(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     for module in (lstm_module, lstm_cost):
         monkeypatch.setattr(module, "prefers_factored", lambda *_: path == "factored")
+
+
+def _factors(
+    joint: bool, inputs: int, hidden: int, layers: int, both: bool = False, rank: int = 1
+) -> dict[str, FactorSpec] | None:
+    """Return factors that the four gates share, with pairs that differ by role."""
+    if not joint:
+        return None
+    found = {}
+    for layer in range(layers):
+        width = hidden * (2 if both else 1) if layer else inputs
+        found[f"ih_l{layer}"] = FactorSpec(out=(4, hidden), inp=(2, width // 2), rank=rank)
+        found[f"hh_l{layer}"] = FactorSpec(out=(4 * hidden, 1), inp=(1, hidden), rank=rank)
+    return found
 
 
 def _dense(layer: BPLSTM) -> list[list[dict[str, Tensor]]]:
@@ -55,26 +70,34 @@ def _dense(layer: BPLSTM) -> list[list[dict[str, Tensor]]]:
 
 
 @PATHS
+@JOINT
 @pytest.mark.parametrize("rank", [1, 2])
 @pytest.mark.parametrize(
     ("layers", "both", "bias"), list(product((1, 2, 3), (False, True), (True, False)))
 )
 def test_it_is_the_naive_lstm_of_the_kronecker_sums(
-    path: str, layers: int, both: bool, bias: bool, rank: int
+    path: str, layers: int, both: bool, bias: bool, rank: int, joint: bool
 ) -> None:
-    layer = BPLSTM(6, 4, layers, bias, bidirectional=both, rank=rank, dtype=torch.float64)
+    given = _factors(joint, 6, 4, layers, both, rank)
+    layer = BPLSTM(
+        6, 4, layers, bias, bidirectional=both, factors=given, rank=rank, dtype=torch.float64
+    )
     x = torch.randn(5, 3, 6, dtype=torch.float64)
     assert_near(layer(x)[0], naive(x, _dense(layer), 4))
 
 
 @PATHS
+@JOINT
 @pytest.mark.parametrize(
     ("layers", "both", "first"), list(product((1, 2), (False, True), (False, True)))
 )
 def test_states_and_packed_sequences_agree_with_torch(
-    path: str, layers: int, both: bool, first: bool
+    path: str, layers: int, both: bool, first: bool, joint: bool
 ) -> None:
-    layer = BPLSTM(6, 4, layers, batch_first=first, bidirectional=both, dtype=torch.float64)
+    given = _factors(joint, 6, 4, layers, both)
+    layer = BPLSTM(
+        6, 4, layers, batch_first=first, bidirectional=both, factors=given, dtype=torch.float64
+    )
     dense = layer.to_dense()
     count = layers * (2 if both else 1)
     state = tuple(torch.randn(count, 3, 4, dtype=torch.float64) for _ in range(2))
@@ -96,14 +119,26 @@ def test_states_and_packed_sequences_agree_with_torch(
 
 
 @PATHS
+@JOINT
 @pytest.mark.parametrize(
     ("layers", "both", "first", "bias", "packs"),
     list(product((1, 2, 3), *4 * [(False, True)])),
 )
 def test_outputs_and_gradients_are_those_of_the_dense_lstm(
-    path: str, layers: int, both: bool, first: bool, bias: bool, packs: bool
+    path: str, layers: int, both: bool, first: bool, bias: bool, packs: bool, joint: bool
 ) -> None:
-    layer = BPLSTM(6, 4, layers, bias, first, bidirectional=both, rank=2, dtype=torch.float64)
+    factors = _factors(joint, 6, 4, layers, both, rank=2)
+    layer = BPLSTM(
+        6,
+        4,
+        layers,
+        bias,
+        first,
+        bidirectional=both,
+        factors=factors,
+        rank=2,
+        dtype=torch.float64,
+    )
     dense = layer.to_dense()
     shape = (3, 5, 6) if first else (5, 3, 6)
     count = layers * (2 if both else 1)
@@ -212,8 +247,10 @@ def test_inputs_that_are_not_contiguous() -> None:
 
 
 @PATHS
-def test_gradients(path: str) -> None:
-    layer = BPLSTM(4, 4, rank=2, dtype=torch.float64)
+@JOINT
+def test_gradients(path: str, joint: bool) -> None:
+    factors = _factors(joint, 4, 4, 1, rank=2)
+    layer = BPLSTM(4, 4, factors=factors, rank=2, dtype=torch.float64)
     names = [name for name, _ in layer.named_parameters()]
     x = torch.randn(3, 2, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(
@@ -223,14 +260,23 @@ def test_gradients(path: str) -> None:
 
 
 @PATHS
+@JOINT
 @pytest.mark.parametrize(
     ("layers", "both", "first"), list(product((1, 2), (False, True), (False, True)))
 )
 def test_predicted_multiply_adds_are_the_counted_ones(
-    path: str, layers: int, both: bool, first: bool
+    path: str, layers: int, both: bool, first: bool, joint: bool
 ) -> None:
+    factors = _factors(joint, 6, 4, layers, both, rank=2)
     layer = BPLSTM(
-        6, 4, layers, batch_first=first, bidirectional=both, rank=2, device="meta"
+        6,
+        4,
+        layers,
+        batch_first=first,
+        bidirectional=both,
+        factors=factors,
+        rank=2,
+        device="meta",
     ).eval()
     with FlopCounterMode(display=False) as counter:
         layer(torch.empty(5, 3, 6, device="meta"))
@@ -435,6 +481,19 @@ def test_fit_returns_the_error_that_the_weights_show() -> None:
     gap = torch.cat([(getattr(layer, n) - p).flatten() for n, p in weights.items()]).detach().norm()
     whole = torch.cat([p.flatten() for p in weights.values()]).detach().norm()
     assert error == pytest.approx(float(gap / whole), rel=1e-4)
+
+
+def test_factors_of_all_gates_together_are_the_nearest_to_the_whole_weight() -> None:
+    dense = nn.LSTM(6, 8, bidirectional=True, batch_first=True).eval()
+    layer = BPLSTM.from_dense(dense, factors=_factors(True, 6, 8, 1, True, rank=3))
+    assert layer.w1_hh_l0.shape == (1, 3, 32, 1)
+    u, s, v = torch.linalg.svd(dense.weight_hh_l0_reverse)
+    assert_near(layer.weight_hh_l0_reverse, u[:, :3] * s[:3] @ v[:3])
+    again = BPLSTM.from_dense(dense, factors=layer.factors)
+    again.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 5, 6)
+    assert torch.equal(again(x)[0], layer(x)[0])
+    assert "gates=4x8" in repr(layer)
 
 
 def test_it_tells_its_pairs_and_ranks() -> None:

@@ -31,7 +31,7 @@ def _sensitivities(model: nn.Module, x: Tensor) -> dict[tuple[str, str], float]:
     for site in sites:
         for role in site.kind.choices(site.module, site.kind.widths(site.module)):
             own = moments[site.name, role]
-            count = 4 * (2 if getattr(site.module, "bidirectional", False) else 1)
+            count = 2 if getattr(site.module, "bidirectional", False) else 1
             own = [own[i * len(own) // count] for i in range(count)] if len(own) > 1 else own
             found[site.name, role] = trials.of(
                 site, role, [one.metric() for one in own], [one.mean for one in own]
