@@ -7,6 +7,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from bp_convert.kron.root import Root
+
 
 def kron_sum(w1: Tensor, w2: Tensor) -> Tensor:
     """Build ``sum_r kron(w1[r], w2[r]^T)``: (k1*k2, d1*d2)."""
@@ -80,6 +82,9 @@ def spread_moment(size: int, ratio: float = 100.0) -> Tensor:
     return (moment + moment.t()) / 2
 
 
-def square(root: Tensor) -> Tensor:
-    """Write a diagonal out."""
-    return torch.diag(root) if root.dim() == 1 else root
+def whole(root: Root) -> Tensor:
+    """Write a root out: L (d, d)."""
+    found = torch.ones(1, 1, dtype=torch.float64)
+    for part in root.parts:
+        found = kron(found, torch.diag(part) if part.dim() == 1 else part)
+    return found

@@ -2,8 +2,9 @@
 
 Memory: D^2 numbers of float32 for a weight of D columns up to ``WIDE``, twice that while two
 models are compared; beyond, C^2 + S^2 for a convolution of C channels and S kernel places, and D
-for other weights. Rows are added batch by batch and never kept. Where a mean is to be taken off,
-they are counted from the first batch's mean: squares of a large mean would drown the variance.
+for other weights. Rows are added batch by batch and never kept: 12 D of them over all batches,
+or for a wider weight as many as have ``NUMBERS`` numbers. Where a mean is to be taken off, they
+are counted from the first batch's mean: squares of a large mean would drown the variance.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from bp_convert.kron.metric import RIDGE, Diagonal, Full, Metric, Product
 
 WIDE = 5120  # columns up to which a full moment is gathered
 ROWS = 16_384  # rows of a layer that are looked at, or
-TIMES = 12  # that many times its columns, if that is more
+TIMES = 12  # that many times its columns, if that is more;
+NUMBERS = 1 << 27  # of a wide one no more rows than have this many numbers, since its metric has
+LEAST = 256  # few of its own: but so many rows
 SAMPLE, EACH = 1024, 64  # pairs of rows that are kept to measure errors on, and of each batch
 SCARCE = 0.1  # of a column for each row: what few examples show is trusted less
 SMOOTH = 0.3  # share of an embedding's metric that is spread over rows that were not looked up
@@ -25,6 +28,8 @@ SMOOTH = 0.3  # share of an embedding's metric that is spread over rows that wer
 
 def rows_wanted(columns: int) -> int:
     """Return how many rows of a weight's inputs are looked at over all calibration data."""
+    if columns > WIDE:
+        return max(LEAST, min(ROWS, NUMBERS // columns))
     return max(ROWS, TIMES * columns)
 
 

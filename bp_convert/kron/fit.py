@@ -94,18 +94,13 @@ def _nearest(
     roots = metric.roots(columns)
     if roots is None:
         return near.w1, near.w2
-    one, two = (root.to(near.w1.dtype) for root in roots)
-    if one.dim() == 1:
-        return near.w1 / one, near.w2 / two[:, None]
+    one, two = roots
     # One solve for all terms: a batch of them would copy the root for each.
     rank, k1, d1 = near.w1.shape
     _, d2, k2 = near.w2.shape
-    rows = near.w1.reshape(rank * k1, d1)
-    w1 = torch.linalg.solve_triangular(one, rows, upper=False, left=False).view(rank, k1, d1)
-    rows = near.w2.transpose(1, 2).reshape(rank * k2, d2)
-    solved = torch.linalg.solve_triangular(two, rows, upper=False, left=False)
-    w2 = solved.view(rank, k2, d2).transpose(1, 2)  # (R, d2, k2)
-    return w1, w2
+    w1 = one.solve(near.w1.reshape(rank * k1, d1)).view(rank, k1, d1)
+    solved = two.solve(near.w2.transpose(1, 2).reshape(rank * k2, d2))
+    return w1, solved.view(rank, k2, d2).transpose(1, 2)
 
 
 def _alternate(

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from bp_convert.kron.columns import Columns
+from bp_convert.kron.root import Root
 
 RIDGE = 1e-3  # of the mean eigenvalue: what the data never showed still costs a little
 ROUNDS = 4  # of the alternation for the nearest Kronecker product of a metric
 
-Roots = tuple[Tensor, Tensor]
+Roots = tuple[Root, Root]
 Step = Callable[[Tensor], Tensor]
 
 
@@ -39,8 +40,7 @@ class Metric(ABC):
     @abstractmethod
     def roots(self, columns: Columns) -> Roots | None:
         """Return L1 (d1, d1) and L2 (d2, d2) with ``C ~ (L1 L1^T) kron (L2 L2^T)``, the nearest
-        Kronecker product in the columns' order; None for the identity. A root that is diagonal
-        is given as its diagonal."""
+        Kronecker product in the columns' order; None for the identity."""
 
     def energy(self, matrix: Tensor) -> float:
         """Return ``tr(M C M^T)``."""
@@ -93,7 +93,7 @@ class Full(Metric):
     def roots(self, columns: Columns) -> Roots:
         if self._last is None or self._last[0] != columns:  # asked for again by each fit
             one, two = nearest_product(self.blocks(columns))
-            self._last = (columns, (cholesky(one), cholesky(two)))
+            self._last = (columns, (Root((cholesky(one),)), Root((cholesky(two),))))
         return self._last[1]
 
     def blocks(self, columns: Columns) -> Tensor:
@@ -138,10 +138,7 @@ class Product(Metric):
         order = columns.kernel_order
         places = self.places.matrix.index_select(0, order).index_select(1, order)
         near, far = nearest_product(places.view(*columns.places, *columns.places))
-        return (
-            torch.kron(cholesky(one), cholesky(near)),
-            torch.kron(cholesky(two), cholesky(far)),
-        )
+        return Root((cholesky(one), cholesky(near))), Root((cholesky(two), cholesky(far)))
 
     def _both(self, matrix: Tensor, first: Step, second: Step) -> Tensor:
         channels, places = self.sizes
@@ -168,7 +165,7 @@ class Diagonal(Metric):
 
     def roots(self, columns: Columns) -> Roots:
         one, two = nearest_outer(self.weights.view(columns.inp))
-        return one.sqrt(), two.sqrt()
+        return Root((one.sqrt(),)), Root((two.sqrt(),))
 
     def spared(self, spare: int) -> Diagonal:
         """Return the metric with spare columns, which weigh as little as any."""

@@ -21,12 +21,10 @@ def whitened(weight: Tensor, metric: Metric, columns: Columns) -> Tensor:
     roots = metric.roots(columns)
     if roots is None:
         return table
-    one, two = (root.to(weight.dtype) for root in roots)
+    one, two = roots
     rows, (d1, d2) = weight.shape[0], columns.inp
-    if one.dim() == 1:
-        return (table.view(rows, d1, d2) * two * one[:, None]).view(rows, d1 * d2)
-    half = (table.reshape(-1, d2) @ two).view(rows, d1, d2)  # (K, d1, d2)
-    return torch.matmul(one.t(), half).reshape(rows, d1 * d2)
+    half = two.times(table.reshape(-1, d2)).view(rows, d1, d2)
+    return one.times_left(half).reshape(rows, d1 * d2)
 
 
 def squared_errors(table: Tensor, spec: FactorSpec) -> Tensor:

@@ -21,7 +21,7 @@ from bp_convert.kron.metric import (
     nearest_product,
 )
 from bp_convert.kron.nearest import rearrange
-from tests.oracles import kron, spread_moment, square
+from tests.oracles import kron, spread_moment, whole
 from tests.tolerances import assert_near
 
 KERNEL = (2, 3)
@@ -91,7 +91,7 @@ def test_the_roots_of_a_kronecker_product_are_exact(
     moment = kron(*(spread_moment(size) for size in columns.inp))
     back = torch.arange(WIDE) if columns.order is None else columns.order.argsort()
     natural = moment[back][:, back]
-    one, two = Full(natural, ridge=0).roots(columns)
+    one, two = map(whole, Full(natural, ridge=0).roots(columns))
     assert_near(kron(one @ one.t(), two @ two.t()), moment)
     assert float(one.triu(1).abs().sum() + two.triu(1).abs().sum()) == 0
     # Of channels and places, each of which is a product in turn.
@@ -99,7 +99,7 @@ def test_the_roots_of_a_kronecker_product_are_exact(
     inner = columns.kernel_order.argsort()
     places = kron(apart[2], apart[3])[inner][:, inner]
     metric = Product(kron(apart[0], apart[1]), places, ridge=0)
-    one, two = metric.roots(columns)
+    one, two = map(whole, metric.roots(columns))
     dense = _ordered(kron(kron(apart[0], apart[1]), places), columns)
     assert_near(kron(one @ one.t(), two @ two.t()), dense)
 
@@ -108,7 +108,7 @@ def test_the_roots_of_a_kronecker_product_are_exact(
 def test_the_roots_of_an_outer_product_are_exact(channels: tuple[int, int]) -> None:
     columns = Columns(channels, KERNEL, (2, 2))
     a, b = (torch.rand(size, dtype=torch.float64) + 0.1 for size in columns.inp)
-    one, two = map(square, Diagonal(torch.outer(a, b).flatten()).roots(columns))
+    one, two = map(whole, Diagonal(torch.outer(a, b).flatten()).roots(columns))
     assert_near(kron(one @ one.t(), two @ two.t()), torch.diag(torch.outer(a, b).flatten()))
 
 
@@ -175,7 +175,7 @@ def test_singular_moments_still_give_a_metric(name: str, form: str) -> None:
         assert bool(torch.isfinite(step(matrix)).all())
     roots = metric.roots(columns)
     assert roots is not None
-    for root in roots:
+    for root in map(whole, roots):
         assert bool(torch.isfinite(root).all())
         assert float(root.diagonal().min()) > 0
     assert metric.energy(matrix) > 0

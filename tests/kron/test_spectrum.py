@@ -15,7 +15,7 @@ from bp_convert.kron.nearest import nearest_kronecker_sum
 from bp_convert.kron.pairs import divisor_pairs
 from bp_convert.kron.spectrum import squared_errors, whitened
 from bp_convert.values.factors import FactorSpec
-from tests.oracles import conv_weight, kron, kron_sum, spread_moment, square
+from tests.oracles import conv_weight, kron, kron_sum, spread_moment, whole
 from tests.tolerances import assert_near
 
 
@@ -130,7 +130,7 @@ def test_whitening_is_a_product_with_both_roots(name: str, channels: tuple[int, 
         order = torch.arange(24) if columns.order is None else columns.order
         expected = weight[:, order]
         if roots is not None:
-            expected = expected @ kron(*map(square, roots))
+            expected = expected @ kron(*map(whole, roots))
         assert_near(whitened(weight, metric, columns), expected)
 
 
