@@ -75,12 +75,12 @@ def allocate(units: Sequence[Unit], limits: Mapping[str, float]) -> list[int]:
     objective = "params" if ERROR in limits else ERROR
     tables = [_table(unit, objective, names) for unit in units]
     bounds = np.array([limits[name] for name in names])
-    if not names or not tables:
-        return [int(table.objective.argmin()) for table in tables]
     for column, name in enumerate(names):
         least = sum(float(table.limited[:, column].min()) for table in tables)
         if least > bounds[column] * (1 + 1e-12):
             raise OutOfReachError(name, least)
+    if not names or not tables:
+        return [int(table.objective.argmin()) for table in tables]
     choice = _spend(tables, _priced(tables, bounds, names), bounds)
     for _ in range(PAIRS):
         if (_sums(tables, choice) / _scale(bounds)).max() >= FULL:

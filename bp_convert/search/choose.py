@@ -23,6 +23,7 @@ from bp_convert.values.target import Target
 TIMES = ("time", "time32")
 SLACKS = (1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 2.0)  # of the time before, tried in turn
 WORTH = 1.1  # times the loss that speed may cost
+FILLS = 40  # single terms that what is left over is spent on
 SPENT = 0.993  # share of a target that a choice is to take up
 SLOWER = "to keep the target the model is predicted to run slower than before"
 
@@ -98,8 +99,8 @@ def choose(
     if guarded:
         choice, limits, slower = _guarded(units, limits, choice)
         found.notes += [SLOWER] if slower else []
-    polished = [_polished(unit, at, limits) for unit, at in zip(units, choice, strict=True)]
-    return _result(found, units, polished)
+    choice = [_polished(unit, at, limits) for unit, at in zip(units, choice, strict=True)]
+    return _result(found, units, _filled(units, choice, limits))
 
 
 def _guarded(
@@ -147,9 +148,35 @@ def _dense(units: Sequence[Unit], name: str) -> float:
     return float(sum(unit.dense[COSTS.index(name)] for unit in units))
 
 
-def _polished(unit: Unit, at: int, limits: Mapping[str, float]) -> int:
-    """Return an option that costs no more and errs least, numbers of terms between those of the
-    grid included.
+def _filled(units: Sequence[Unit], choice: Sequence[int], limits: Mapping[str, float]) -> list[int]:
+    """Give what the grid of terms left over to whichever unit gains most by it, again and again."""
+    choice = list(choice)
+    names = [name for name in limits if name != ERROR]
+    if not names or ERROR in limits:
+        return choice
+    for _ in range(FILLS):
+        room = {
+            name: limits[name]
+            - sum(float(quantity(unit, name)[at]) for unit, at in zip(units, choice, strict=True))
+            for name in names
+        }
+        found = [_polished(unit, at, limits, room) for unit, at in zip(units, choice, strict=True)]
+        gains = [
+            float(quantity(unit, ERROR)[at] - quantity(unit, ERROR)[new])
+            for unit, at, new in zip(units, choice, found, strict=True)
+        ]
+        most = max(range(len(gains)), key=gains.__getitem__, default=-1)
+        if most < 0 or gains[most] <= 0:
+            break
+        choice[most] = found[most]
+    return choice
+
+
+def _polished(
+    unit: Unit, at: int, limits: Mapping[str, float], room: Mapping[str, float] | None = None
+) -> int:
+    """Return an option that costs no more than the room there is and errs least, numbers of terms
+    between those of the grid included.
 
     This also holds each layer to what truncated SVD reaches with the same parameters.
     """
@@ -158,9 +185,14 @@ def _polished(unit: Unit, at: int, limits: Mapping[str, float]) -> int:
     names = [name for name in limits if name != ERROR]
     columns = sorted({COSTS.index(name) for name in names} | {0})
     allowed = unit.costs[at, columns] * (1 + 1e-9)
+    for name, more in (room or {}).items():
+        allowed[columns.index(COSTS.index(name))] += max(0.0, more)
+    if room and "params" not in limits:
+        allowed[0] = unit.size * unit.matrices
     best, error = at, unit.errors[at]
     for number, curve in enumerate(unit.curves):
-        rank = int(allowed[0] // (curve.spec.params * unit.matrices))
+        most = (unit.size - 1) // curve.spec.params  # beyond, it saves nothing
+        rank = int(min(most, allowed[0] // (curve.spec.params * unit.matrices)))
         rank = min(rank, len(curve.errors) - 1)
         if rank < 1 or curve.errors[rank] >= error:
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -44,6 +45,16 @@ class Wanted:
         kind, module = self.site.kind, self.site.module
         choices = kind.choices(module, self.widths)
         return {role: next(iter(one.specs())) for role, one in choices.items()}
+
+    @cached_property
+    def builds(self) -> bool:
+        """Whether even the fewest terms run on a weight that is built, as small LSTMs do."""
+        kind, module = self.site.kind, self.site.module
+        fewest = {
+            role: min(one.specs(), key=lambda spec: spec.params)
+            for role, one in kind.choices(module, self.widths).items()
+        }
+        return kind.macs(module, self.widths, fewest, self.shapes[0]) > self.dense_macs
 
 
 @dataclass
@@ -246,4 +257,4 @@ def _counted(
     steps = dense[1] / max(1, matrices * size)  # rows that it multiplies
     factored = steps * matrices * bilinear_macs(spec)
     built = dense[1] + matrices * size * spec.rank
-    return [min(factored, built), *(BUILT * dense[2:])]
+    return [built if wanted.builds else min(factored, built), *(BUILT * dense[2:])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from torch import nn
 
@@ -13,7 +14,7 @@ from bp_convert.graph.walk import Site
 from bp_convert.kinds import Ask
 from bp_convert.search.budget import budget_for
 from bp_convert.search.candidates import Candidates, settled
-from bp_convert.search.choose import Found, choose
+from bp_convert.search.choose import Budget, Found, choose
 from bp_convert.search.options import Unit, Wanted
 from bp_convert.values.settings import Settings
 
@@ -70,8 +71,37 @@ class Spending:
         units = self.units(wanted)
         self.progress("choosing", len(wanted), len(wanted))
         budget = budget_for(self.model, wanted, decided, seen.total_macs if seen else None)
+        return self._chosen(units, wanted, budget)
+
+    def _chosen(self, units: Sequence[Unit], wanted: Sequence[Wanted], budget: Budget) -> Found:
+        """Choose, and choose again with less where multiply-adds come out higher than each role's
+        own count has it: which way an LSTM runs hangs on all of its roles."""
         guarded = not self.settings.convert_anyway
-        return choose(units, self.settings.target, budget, guarded=guarded)
+        limits = [
+            one.limit(budget.before["macs"])
+            for one in self.settings.target
+            if one.quantity == "macs"
+        ]
+        held = budget
+        while True:
+            found = choose(units, self.settings.target, held, guarded=guarded)
+            over = max((self._macs(found, wanted, budget) - one for one in limits), default=0.0)
+            if over <= 0:
+                return found
+            more = held.fixed["macs"] + max(over, 1e-3 * budget.before["macs"])
+            held = replace(held, fixed={**held.fixed, "macs": more})
+
+    def _macs(self, found: Found, wanted: Sequence[Wanted], budget: Budget) -> float:
+        """Count the model's multiply-adds with the factors that were found."""
+        total = budget.fixed["macs"]
+        for one in wanted:
+            kind, module = one.site.kind, one.site.module
+            factors = found.factors.get(one.site.name)
+            if factors is None:
+                total += one.dense_macs
+            else:
+                total += kind.macs(module, one.widths, factors, one.shapes[0])
+        return total
 
     def wanted(
         self, sites: Sequence[Site], floors: Mapping[str, float], seen: Observation | None

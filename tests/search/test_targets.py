@@ -387,3 +387,57 @@ def test_layers_that_data_never_reaches_go_by_their_weights() -> None:
     spare = plan.layer("spare")
     assert spare is not None
     assert spare.sensitivity == 1
+
+
+class _Sequence(nn.Module):
+    """An LSTM over (N, 12, C) steps, and a Linear of each step."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(width, width, batch_first=True)
+        self.head = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.lstm(x)[0])
+        return found
+
+
+def _macs(model: nn.Module, width: int) -> int:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model.to("meta")(torch.zeros(1, 12, width, device="meta"))
+    return int(counter.get_total_flops() // 2)
+
+
+def test_multiply_adds_count_the_way_that_an_lstm_runs() -> None:
+    """A small one runs on built weights and saves none, whatever its factors are."""
+    torch.manual_seed(0)
+    small = _Sequence(32)
+    with pytest.raises(PlanError, match="out of reach") as caught:
+        _plan(small, "macs=0.4", inputs=(spec(12, 32),))
+    found = re.search(r"from ([\d,]+)", str(caught.value))
+    assert found
+    assert int(found[1].replace(",", "")) > 12 * 32 * 32 * 8  # the LSTM whole
+    large = _Sequence(960)
+    plan = _plan(large, "macs=0.3", inputs=(spec(12, 960),))
+    assert plan.macs
+    before, after = plan.macs.before, plan.macs.after
+    assert 0.29 * before <= after <= 0.3 * before
+    assert _macs(apply_plan(large, plan).model, 960) == after
+    assert before == _macs(large, 960)
+
+
+def test_single_terms_take_up_what_the_grid_of_terms_leaves() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(900, 700))
+    plan = _plan(model, "params=0.5", inputs=(spec(900),))
+    term = plan.layers[0].factors["weight"].model_copy(update={"rank": 1}).params
+    assert 0 <= 0.5 * plan.params.before - plan.params.after < term
+
+
+def test_nothing_to_choose_from_meets_an_error_but_no_share() -> None:
+    model = nn.Sequential(nn.ReLU(), nn.BatchNorm1d(4))
+    assert _plan(model, "error=0.1", inputs=(spec(4),)).converted == ()
+    with pytest.raises(PlanError, match="out of reach"):
+        _plan(model, "params=0.5", inputs=(spec(4),))
