@@ -127,6 +127,10 @@ class Gatherer:
                     moments = self._moments(site, role, len(sides))
                     for side, (moment, part) in enumerate(zip(moments, sides, strict=True)):
                         moment.add(part, None if beside is None else beside[role][side])
+                whole = x if other is None else other[site.name][call]
+                for role, counts in site.kind.weights(site.module, whole).items():
+                    for moment, one in zip(self.found[site.name, role], counts, strict=True):
+                        moment.weigh(one)
 
     def result(self) -> Moments:
         """Return the moments of each role of each layer, one for each direction."""

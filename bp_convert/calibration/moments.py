@@ -23,6 +23,7 @@ NUMBERS = 1 << 27  # of a wide one no more rows than have this many numbers, sin
 LEAST = 256  # few of its own: but so many rows
 SAMPLE, EACH = 1024, 64  # pairs of rows that are kept to measure errors on, and of each batch
 SCARCE = 0.1  # of a column for each row: what few examples show is trusted less
+FAINT = 0.02  # of the mean, the least that an output counts
 SMOOTH = 0.3  # share of an embedding's metric that is spread over rows that were not looked up
 
 
@@ -63,6 +64,7 @@ class Moment:
         self.other_start = torch.zeros(columns)
         self.full = columns <= WIDE and not lookup
         self.samples: list[tuple[Tensor, Tensor]] = []
+        self.counts: Tensor | None = None  # (K,) how much each output counts, squared and summed
         self.cross = torch.zeros(columns, columns) if cross and self.full else None
         self.moments: tuple[Tensor, ...]
         if self.full:
@@ -108,6 +110,19 @@ class Moment:
             self.other_total += other.sum(0, dtype=torch.float64)
             if self.cross is not None:
                 self.cross.addmm_((other - self.other_start).t(), near)
+
+    def weigh(self, counts: Tensor) -> None:
+        """Add how much each output (K) counts in a batch, as a mean square."""
+        counts = counts.detach().to("cpu", torch.float64)
+        self.counts = counts if self.counts is None else self.counts + counts
+
+    @property
+    def weights(self) -> Tensor | None:
+        """How much each output (K) counts, in the mean 1; None where all count alike."""
+        if self.counts is None or not float(self.counts.sum()) > 0:
+            return None
+        roots = self.counts.sqrt()
+        return (roots / roots.mean()).clamp(min=FAINT).float()
 
     @property
     def mean(self) -> Tensor:

@@ -143,7 +143,15 @@ def _fit(site: Site, converted: nn.Module, moments: Moments, centred: bool) -> f
             metric = metrics[id(moment)]
             weight = matrix.detach().float()
             target = _target(weight, moment, metric)
-            near = fit_in_metric(target, spec, columns, metric, sweeps=SWEEPS, name=site.name)
+            near = fit_in_metric(
+                target,
+                spec,
+                columns,
+                metric,
+                rows=_rows(moment, index, len(weight)),
+                sweeps=SWEEPS,
+                name=site.name,
+            )
             kind.place(twin, role, index, near.w1, near.w2)
             fitted = natural(near.w1, near.w2, columns)[:, : weight.shape[1]]
             if centred and not kind.lookup:
@@ -152,6 +160,16 @@ def _fit(site: Site, converted: nn.Module, moments: Moments, centred: bool) -> f
             lost, size = moment.error(weight, fitted)
             gap, total = gap + lost, total + size
     return (gap / total) ** 0.5 if total else 0.0
+
+
+def _rows(moment: Moment, index: int, outputs: int) -> Tensor | None:
+    """Return how much the outputs of a role's matrix count, which may be a part of those that the
+    moment speaks of."""
+    weights = moment.weights
+    if weights is None:
+        return None
+    many = len(weights) // outputs
+    return weights.chunk(many)[index % many]
 
 
 def _specs(twin: nn.Module) -> Factors:

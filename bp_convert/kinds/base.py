@@ -187,6 +187,11 @@ class Kind(ABC):
         (n,). A role's matrices are shared out evenly among the entries of its list."""
         return {"weight": [linear_rows(x, pick)]}
 
+    def weights(self, module: Any, x: Any) -> dict[str, list[Tensor]]:
+        """Return how much each output (K) of a role's matrices counts in a call on ``x``, as a
+        mean square, in lists like those of ``rows``; nothing where all count alike."""
+        return {}
+
     @torch.no_grad()
     def place(self, twin: Any, role: str, index: int, w1: Tensor, w2: Tensor) -> None:
         """Set the factors of the ``index``-th matrix of a role.

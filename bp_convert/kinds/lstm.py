@@ -20,7 +20,8 @@ from bp_convert.kinds.base import (
     low_rank_share,
     with_rank,
 )
-from bp_convert.kinds.rows import Pick, lstm_rows
+from bp_convert.kinds.recurrent import lstm_rows, lstm_weights
+from bp_convert.kinds.rows import Pick
 from bp_convert.kron.pairs import divisor_pairs
 from bp_convert.kron.policies import fast_factors, paper_factors
 from bp_convert.layers.lstm import BPLSTM
@@ -121,6 +122,9 @@ class LSTMKind(Kind):
 
     def rows(self, module: nn.LSTM, x: Any, pick: Pick) -> dict[str, list[Tensor]]:
         return lstm_rows(module, x, pick)
+
+    def weights(self, module: nn.LSTM, x: Any) -> dict[str, list[Tensor]]:
+        return lstm_weights(module, x)
 
     @torch.no_grad()
     def place(self, twin: BPLSTM, role: str, index: int, w1: Tensor, w2: Tensor) -> None:

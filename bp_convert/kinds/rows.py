@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -93,59 +92,3 @@ def _padded(module: Any, x: Tensor) -> Tensor:
     flat = [side for pair in reversed(sides) for side in pair]
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     return F.pad(x, flat, mode=mode) if any(flat) else x
-
-
-@torch.no_grad()
-def lstm_rows(module: nn.LSTM, x: Tensor | PackedSequence, pick: Pick) -> dict[str, list[Tensor]]:
-    """Return what the input and recurrent weights of each layer see over time, by role; the rows
-    of the reverse direction come second."""
-    x, mask = _unpacked(module, x)  # (T, N, I), (T, N)
-    found: dict[str, list[Tensor]] = {}
-    for layer in range(module.num_layers):
-        sides = []
-        for side in ("", "_reverse") if module.bidirectional else ("",):
-            y = _one_direction(module, f"l{layer}{side}", x, mask)
-            before = torch.zeros_like(y)  # the state that each step starts from
-            if side:
-                before[:-1] = y[1:]
-            else:
-                before[1:] = y[:-1]
-            found.setdefault(f"ih_l{layer}", []).append(_some(x, mask, pick))
-            found.setdefault(f"hh_l{layer}", []).append(_some(before, mask, pick))
-            sides.append(y)
-        x = torch.cat(sides, -1)
-    return found
-
-
-def _unpacked(module: nn.LSTM, x: Tensor | PackedSequence) -> tuple[Tensor, Tensor]:
-    if isinstance(x, PackedSequence):
-        x, lengths = pad_packed_sequence(x)
-        steps = torch.arange(len(x))[:, None]
-        return x, (steps < lengths[None]).to(x.device)
-    if x.dim() == 2:
-        x = x.unsqueeze(1)
-    elif module.batch_first:
-        x = x.transpose(0, 1)
-    return x, torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-
-
-def _one_direction(module: nn.LSTM, suffix: str, x: Tensor, mask: Tensor) -> Tensor:
-    """Run one layer in one direction over (T, N, D); states are 0 behind a sequence's end."""
-    one = nn.LSTM(x.shape[-1], module.hidden_size, bias=module.bias, device="meta", dtype=x.dtype)
-    for name in dict(one.named_parameters()):
-        own = name.removesuffix("_l0")
-        setattr(one, name, nn.Parameter(getattr(module, f"{own}_{suffix}").detach()))
-    if not suffix.endswith("_reverse"):
-        y: Tensor = one(x)[0]
-        return y * mask[..., None]
-    # Each sequence is turned round on its own, so that padding stays behind its end.
-    steps = torch.arange(len(x), device=x.device)[:, None]
-    turned = torch.where(mask, mask.sum(0) - 1 - steps, steps)[..., None]  # (T, N, 1)
-    y = one(x.gather(0, turned.expand_as(x)))[0]
-    return (y * mask[..., None]).gather(0, turned.expand_as(y))
-
-
-def _some(x: Tensor, mask: Tensor, pick: Pick) -> Tensor:
-    rows = x[mask]
-    chosen = pick.some(len(rows))
-    return rows if chosen is None else rows[chosen.to(rows.device)]

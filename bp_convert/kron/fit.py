@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bp_convert.kron.columns import Columns
-from bp_convert.kron.metric import Diagonal, Full, Metric, spared
+from bp_convert.kron.metric import Diagonal, Full, Metric, nearest_outer, spared
 from bp_convert.kron.nearest import KroneckerFit, nearest_kronecker_sum
 from bp_convert.kron.spectrum import whitened
 from bp_convert.values.factors import FactorSpec
@@ -24,10 +24,11 @@ def fit_in_metric(
     columns: Columns,
     metric: Metric,
     *,
+    rows: Tensor | None = None,
     sweeps: int = SWEEPS,
     name: str = "weight",
 ) -> KroneckerFit:
-    """Return factors of ``spec`` that minimise ``tr((W - W') C (W - W')^T)``.
+    """Return factors of ``spec`` that minimise ``tr(D (W - W') C (W - W')^T D)``.
 
     Low-rank terms have a closed form. Kronecker terms start from the nearest sum in the nearest
     Kronecker product of the metric, where the problem keeps its form, and alternate least squares
@@ -36,12 +37,22 @@ def fit_in_metric(
     Args:
         weight: (K, D), columns as (channel, kernel place).
         columns: how the columns are shared between the factors.
+        rows: (K,) the diagonal of D, above zero: how much each output counts. Where both factors
+            have outputs, the nearest product of a diagonal for each stands for it.
 
     Returns:
-        The factors, and the error relative to ``tr(W C W^T)``, rooted.
+        The factors, and the error relative to ``tr(D W C W^T D)``, rooted.
     """
     weight = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
     weight, metric = spared(weight, metric, columns)
+    if rows is not None:
+        one, two = apart(rows.to(weight.dtype), spec)
+        scale = torch.outer(one, two).view(-1, 1)
+        near = fit_in_metric(weight * scale, spec, columns, metric, sweeps=sweeps, name=name)
+        w1, w2 = near.w1 / one[:, None], near.w2 / two
+        gap = metric.energy(rows[:, None] * (weight - natural(w1, w2, columns)))
+        total = metric.energy(rows[:, None] * weight)
+        return KroneckerFit(w1, w2, (gap / total) ** 0.5 if total else 0.0)
     if low_rank(spec):
         near = nearest_kronecker_sum(metric.root(weight), spec.out, spec.inp, spec.rank, name=name)
         w1 = near.w1  # (R, K, 1)
@@ -53,6 +64,12 @@ def fit_in_metric(
     total = metric.energy(weight)
     gap = metric.energy(weight - natural(w1, w2, columns))
     return KroneckerFit(w1, w2, (gap / total) ** 0.5 if total else 0.0)
+
+
+def apart(rows: Tensor, spec: FactorSpec) -> tuple[Tensor, Tensor]:
+    """Return how much the outputs (k1) and (k2) of the two factors count, given that (K) of the
+    weight's: exact where one of them has all outputs."""
+    return nearest_outer(rows.view(spec.out))
 
 
 def low_rank(spec: FactorSpec) -> bool:

@@ -143,9 +143,10 @@ class Candidates:
         else:
             each = {id(moment): moment.metric() for moment in moments}
             metrics = [each[id(moment)] for moment in moments]
-            curves = curves_of(matrices, choices, metrics, low_rank_only=svd)
+            rows = [moment.weights for moment in moments]
+            curves = curves_of(matrices, choices, metrics, rows, low_rank_only=svd)
             means = [moment.mean for moment in moments]
-            sensitivity = self._trials().of(site, role, metrics, means)
+            sensitivity = self._trials().of(site, role, metrics, means, rows)
         cache.write(key, curves, sensitivity)
         return curves, sensitivity
 

@@ -7,16 +7,17 @@ parameters, until nothing better turns up. ``benchmarks/pairs.py`` compares that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from bp_convert.kinds.base import Choices
 from bp_convert.kron.columns import Columns
-from bp_convert.kron.fit import affordable, fit_in_metric, low_rank
+from bp_convert.kron.fit import affordable, apart, fit_in_metric, low_rank
 from bp_convert.kron.metric import Metric, Plain
 from bp_convert.kron.spectrum import squared_errors, whitened
 from bp_convert.values.factors import FactorSpec, Pair
@@ -29,6 +30,7 @@ TRIED = (0.01, 0.03, 0.08, 0.2, 0.45)  # shares at which a curve is corrected by
 REACH = 1.8  # times the fewest and most terms of those fits, how far the correction is trusted
 NEAR = 1.5  # times the best error at a share, up to which a pair is worth a fit
 PICKED = 3  # pairs at each of those shares
+HOPELESS = 1.5  # times low-rank's squared error there, beyond which the other pairs are left out
 SWEEPS = 3
 TRIAL = 1e9  # multiply-adds of a half sweep's normal equations, above which it is not tried
 Tick = Callable[[], None]
@@ -56,6 +58,7 @@ def curves_of(
     matrices: Sequence[Tensor],
     choices: Choices,
     metrics: Sequence[Metric] | None = None,
+    rows: Sequence[Tensor | None] | None = None,
     *,
     low_rank_only: bool = False,
     tick: Tick = lambda: None,
@@ -65,10 +68,17 @@ def curves_of(
     Args:
         matrices: (K, D) each; they share the pair, their errors are pooled.
         metrics: one for each matrix; None for the Frobenius norm.
+        rows: (K,) for each matrix how much its outputs count; None where all count alike.
         low_rank_only: look at low-rank alone, which is truncated SVD.
         tick: called after each decomposition.
     """
-    return _Search(matrices, choices, metrics or [Plain()] * len(matrices), tick).run(low_rank_only)
+    return _Search(
+        matrices,
+        choices,
+        metrics or [Plain()] * len(matrices),
+        rows or [None] * len(matrices),
+        tick,
+    ).run(low_rank_only)
 
 
 class _Search:
@@ -77,15 +87,18 @@ class _Search:
         matrices: Sequence[Tensor],
         choices: Choices,
         metrics: Sequence[Metric],
+        rows: Sequence[Tensor | None],
         tick: Tick,
     ) -> None:
         self.matrices = [one.detach().float() for one in matrices]
         self.choices = choices
         self.metrics = metrics
+        self.rows = rows
         self.tick = tick
         self.size = sum(one.numel() for one in matrices) // len(matrices)  # of one
         self.totals = [
-            metric.energy(one) for metric, one in zip(metrics, self.matrices, strict=True)
+            metric.energy(one if row is None else row[:, None] * one)
+            for metric, one, row in zip(metrics, self.matrices, rows, strict=True)
         ]
         self.found: dict[FactorSpec, Curve] = {}
         self.white: tuple[object, list[Tensor]] = (None, [])
@@ -110,12 +123,12 @@ class _Search:
         kept = self._best()
         if self.found[lowest] not in kept:
             kept.append(self.found[lowest])
-        if any(not isinstance(metric, Plain) for metric in self.metrics):
-            tried = self._trials(kept)
+        if any(not isinstance(metric, Plain) for metric in self.metrics) and any(self.totals):
+            reached = self._trials(kept, self.found[lowest])
             kept = [
-                self._corrected(one, tried.get(one.spec, []))
+                self._corrected(one, reached.get(one.spec, {}))
                 for one in kept
-                if low_rank(one.spec) or one.spec in tried
+                if low_rank(one.spec) or one.spec in reached
             ]
         return kept
 
@@ -179,7 +192,9 @@ class _Search:
         total = sum(self.totals)
         pooled = np.zeros(spec.full_rank + 1)
         tables = self._whitened(spec)
-        for table, energy in zip(tables, self.totals, strict=True):
+        for table, energy, row in zip(tables, self.totals, self.rows, strict=True):
+            if row is not None:
+                table = table * torch.outer(*apart(row.to(table.dtype), spec)).view(-1, 1)
             pooled += squared_errors(table, spec).numpy() * energy
         return (pooled / total if total > 0 else pooled * 0).astype(np.float32)
 
@@ -197,45 +212,55 @@ class _Search:
             )
         return self.white[1]
 
-    def _trials(self, curves: Sequence[Curve]) -> dict[FactorSpec, list[int]]:
-        """Return the pairs that may win in the whole metric, and at how many terms to fit them."""
-        others = [one for one in curves if not low_rank(one.spec)]
-        picked: dict[FactorSpec, Curve] = {}
-        limits = {}
-        for share in TRIED:
-            budget = share * self.size
-            ranked = sorted(others, key=lambda one: one.at(budget))
-            best = min(one.at(budget) for one in self.found.values())
-            limits[share] = NEAR**2 * best
-            near = [one for one in ranked[:PICKED] if one.at(budget) <= limits[share]]
-            picked.update({one.spec: one for one in near})
-        wanted: dict[FactorSpec, list[int]] = {}
-        for spec, curve in picked.items():
-            ranks = [
-                int(share * self.size // spec.params)
-                for share in TRIED
-                if curve.at(share * self.size) <= limits[share]
-            ]
-            ranks = sorted({rank for rank in ranks if 1 <= rank < spec.full_rank})
-            if ranks:
-                wanted[spec] = ranks
-        return wanted
+    def _trials(self, curves: Sequence[Curve], lowest: Curve) -> dict[FactorSpec, dict[int, float]]:
+        """Fit the pairs that may win in the whole metric at a few numbers of terms; return the
+        squared errors that this reaches, by pair and number.
 
-    def _corrected(self, curve: Curve, tried: Sequence[int]) -> Curve:
+        Where even the most promising pair stays far behind low-rank, no other is tried.
+        """
+        others = [one for one in curves if not low_rank(one.spec)]
+        ranked = {
+            share: sorted(others, key=lambda one: one.at(share * self.size)) for share in TRIED
+        }
+        limits = {
+            share: NEAR**2 * min(one.at(share * self.size) for one in self.found.values())
+            for share in TRIED
+        }
+        picked = {
+            one.spec
+            for share in TRIED
+            for one in ranked[share][:PICKED]
+            if one.at(share * self.size) <= limits[share]
+        }
+        reached: dict[FactorSpec, dict[int, float]] = {}
+        for share in TRIED:
+            for curve in ranked[share]:
+                spec, budget = curve.spec, share * self.size
+                rank = int(budget // spec.params)
+                if spec not in picked or curve.at(budget) > limits[share]:
+                    continue
+                if not 1 <= rank < spec.full_rank:
+                    continue
+                errors = reached.setdefault(spec, {})
+                errors[rank] = self._fitted(spec.model_copy(update={"rank": rank}))
+                if errors[rank] > HOPELESS * lowest.at(budget):
+                    break
+        return reached
+
+    @staticmethod
+    def _corrected(curve: Curve, reached: Mapping[int, float]) -> Curve:
         """Return the curve with the errors that fitting in the whole metric reaches.
 
         The nearest sum in the nearest Kronecker product of the metric only ranks; what fitting
         reaches is tried at a few numbers of terms and carried over to those between. Fewer terms
         are taken to give nothing, and more of them nothing more.
         """
-        spec = curve.spec
-        if not tried or not sum(self.totals):
+        if not reached:
             return curve
-        columns = Columns.of(spec, self.choices.kernel)
-        ratios: list[float] = []
-        for rank in tried:
-            error = self._fitted(spec.model_copy(update={"rank": rank}), columns)
-            ratios.append(log(max(error, 1e-12) / max(float(curve.errors[rank]), 1e-12)))
+        tried = sorted(reached)
+        ratios = [
+            log(max(reached[rank], 1e-12) / max(float(curve.errors[rank]), 1e-12)) for rank in tried
+        ]
         terms = np.arange(len(curve.errors))
         between = np.interp(terms, tried, ratios)
         errors = np.minimum.accumulate(np.minimum(curve.errors * np.exp(between), 1.0))
@@ -243,13 +268,15 @@ class _Search:
         beyond = terms > tried[-1] * REACH
         errors[beyond] = errors[~beyond][-1]
         errors[-1] = 0.0
-        return Curve(spec, errors.astype(np.float32))
+        return Curve(curve.spec, errors.astype(np.float32))
 
-    def _fitted(self, spec: FactorSpec, columns: Columns) -> float:
+    def _fitted(self, spec: FactorSpec) -> float:
+        columns = Columns.of(spec, self.choices.kernel)
         gap = 0.0
-        for metric, one, total in zip(self.metrics, self.matrices, self.totals, strict=True):
+        every = zip(self.metrics, self.matrices, self.rows, self.totals, strict=True)
+        for metric, one, row, total in every:
             sweeps = SWEEPS if affordable(spec, metric, TRIAL) else 0
-            near = fit_in_metric(one, spec, columns, metric, sweeps=sweeps)
+            near = fit_in_metric(one, spec, columns, metric, rows=row, sweeps=sweeps)
             gap += near.error**2 * total
             self.tick()
         return gap / max(sum(self.totals), 1e-300)

@@ -38,22 +38,31 @@ class Trials:
         self.wanted = [self._outputs(batch) for batch in self.batches]
 
     def of(
-        self, site: Site, role: str, metrics: Sequence[Metric], means: Sequence[Tensor]
+        self,
+        site: Site,
+        role: str,
+        metrics: Sequence[Metric],
+        means: Sequence[Tensor],
+        rows: Sequence[Tensor | None] | None = None,
     ) -> float:
         """Return the sensitivity to errors of one role's matrices.
 
         Args:
             means: of the inputs of each matrix, (D).
+            rows: (K,) for each matrix how much its outputs count; None where all count alike.
         """
         module = self.model.get_submodule(site.name)
         matrices = [one.detach() for one in site.kind.matrices(module, Spread())[role]]
         lost = total = 0.0
         changes: list[Tensor] = []
-        for matrix, metric in zip(matrices, metrics, strict=True):
-            near = _truncated(matrix, metric)
-            lost += metric.energy((matrix - near).float())
-            total += metric.energy(matrix.float())
-            changes.append(near - matrix)
+        every = zip(matrices, metrics, rows or [None] * len(matrices), strict=True)
+        for matrix, metric, row in every:
+            scaled = matrix if row is None else matrix * row[:, None].to(matrix)
+            near = _truncated(scaled, metric)
+            lost += metric.energy((scaled - near).float())
+            total += metric.energy(scaled.float())
+            change = near - scaled
+            changes.append(change if row is None else change / row[:, None].to(matrix))
         if not lost or not total:
             return 1.0
         shifts = [-(change @ mean.to(change)) for change, mean in zip(changes, means, strict=True)]
