@@ -94,6 +94,7 @@ class _Search:
         self.choices = choices
         self.metrics = metrics
         self.rows = rows
+        self.weighed = any(row is not None for row in rows)
         self.tick = tick
         self.size = sum(one.numel() for one in matrices) // len(matrices)  # of one
         self.totals = [
@@ -182,6 +183,8 @@ class _Search:
             and spec.params < self.size
             and not (spec.out[0] == spec.inp[1] == 1)  # low-rank with its factors exchanged
             and (spec.full_rank <= WIDE or low_rank(spec))
+            # Weights of single outputs cannot be told apart where both factors have some.
+            and (not self.weighed or min(spec.out) == 1)
         ]
         # Pairs of the same columns follow each other, so that these are whitened once.
         for spec in sorted(wanted, key=lambda one: (one.axes, one.inp, one.out)):

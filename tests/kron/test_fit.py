@@ -12,7 +12,7 @@ from bp_convert.kron.columns import Columns
 from bp_convert.kron.conv_layout import every_axes
 from bp_convert.kron.fit import fit_in_metric
 from bp_convert.kron.metric import Diagonal, Full, Metric, Plain, Product
-from bp_convert.kron.nearest import nearest_kronecker_sum
+from bp_convert.kron.nearest import nearest_kronecker_sum, rearrange
 from bp_convert.kron.pairs import divisor_pairs
 from bp_convert.values.factors import FactorSpec
 from tests.oracles import conv_weight, kron, kron_sum, spread_moment
@@ -243,3 +243,38 @@ def test_the_weight_and_the_random_state_are_left_as_they_were() -> None:
         fit.w2.zero_()
     assert torch.equal(weight.detach(), before)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_outputs_that_count_more_are_kept_closer() -> None:
+    """With one output in each row, the weighted problem has its own closed form: SVD of D W L."""
+    torch.manual_seed(0)
+    weight = torch.randn(12, 10, dtype=torch.float64)
+    moment = spread_moment(10)
+    rows = torch.logspace(-1, 1, 12, dtype=torch.float64)
+    spec = FactorSpec(out=(12, 1), inp=(1, 10), rank=3)
+    metric = Full(moment, ridge=0)
+    near = fit_in_metric(weight, spec, Columns((1, 10)), metric, rows=rows)
+    lower = torch.linalg.cholesky(moment)
+    scaled = torch.diag(rows) @ weight @ lower
+    values = torch.linalg.svdvals(scaled)
+    best = float((values[3:].square().sum() / values.square().sum()).sqrt())
+    assert near.error == pytest.approx(best, rel=1e-9)
+    dense = kron_sum(near.w1, near.w2)
+    gap = (torch.diag(rows) @ (weight - dense) @ lower).norm() / scaled.norm()
+    assert float(gap) == pytest.approx(best, rel=1e-9)
+    plain = fit_in_metric(weight, spec, Columns((1, 10)), metric)
+    there = (torch.diag(rows) @ (weight - kron_sum(plain.w1, plain.w2)) @ lower).norm()
+    assert float(there / scaled.norm()) > 1.2 * best
+
+
+def test_outputs_of_both_factors_count_by_the_product_of_two_diagonals() -> None:
+    torch.manual_seed(0)
+    one, two = (torch.rand(size, dtype=torch.float64) + 0.2 for size in (3, 4))
+    rows = torch.outer(one, two).flatten()
+    weight = torch.randn(12, 10, dtype=torch.float64)
+    spec = FactorSpec(out=(3, 4), inp=(2, 5), rank=2)
+    near = fit_in_metric(weight, spec, Columns((2, 5)), Plain(), rows=rows)
+    table = rearrange(torch.diag(rows) @ weight, (3, 4), (2, 5))
+    values = torch.linalg.svdvals(table)
+    best = float((values[2:].square().sum() / values.square().sum()).sqrt())
+    assert near.error == pytest.approx(best, rel=1e-9)
