@@ -39,7 +39,8 @@ def main() -> None:
                 found = measure(model, small, plan.inputs, batch=batch)
                 print(
                     f"| {name} | {100 * plan.params.ratio:.1f} % | {batch} | "
-                    f"{found.dense_ms:.2f} | {found.converted_ms:.2f} | {found.speedup:.2f} | {note} |",
+                    f"{found.dense_ms:.2f} | {found.converted_ms:.2f} | "
+                    f"{found.speedup:.2f} | {note} |",
                     flush=True,
                 )
 
