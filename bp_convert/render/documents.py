@@ -197,6 +197,8 @@ table.totals{width:auto}
 th{text-align:left;border-bottom:2px solid #57606a}th,td{padding:.2rem .6rem .2rem 0}
 td{border-bottom:1px solid #e1e4e8}
 .wide{overflow-x:auto}.layers td{white-space:nowrap}
+table.points{width:auto}.points td,.points th{white-space:nowrap;padding-right:1rem}
+.points td:last-child,.points th:last-child{white-space:normal;padding-right:0}
 .layers td:nth-child(1){white-space:normal;overflow-wrap:anywhere;min-width:14rem}
 .layers td:nth-child(4){white-space:normal;min-width:13rem}
 .n{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil, floor, log10
+
 from bp_convert.values.plan import Totals
 
 
@@ -26,6 +28,16 @@ def percent(share: float) -> str:
     if 0 < abs(value) < 0.1:
         return "less than 0.1 %"
     return f"{value:.1f} %" if abs(value) < 10 else f"{value:.0f} %"
+
+
+def ticks(low: float, high: float, about: int = 5) -> list[float]:
+    """Return round numbers between two, for an axis."""
+    rough = (high - low) / about
+    power = 10.0 ** floor(log10(rough))
+    step = next(step * power for step in (1, 2, 5, 10) if step * power >= rough)
+    digits = max(0, 1 - floor(log10(step)))
+    count = floor(high / step) - ceil(low / step) + 1
+    return [round((ceil(low / step) + place) * step, digits) for place in range(count)]
 
 
 def change(totals: Totals) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from bp_convert.render.documents import STYLE, table_row
 from bp_convert.render.fold import middle
-from bp_convert.render.numbers import percent, short
+from bp_convert.render.numbers import percent, short, ticks
 from bp_convert.render.words import value_of
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.study import Point, Probe, ProbeRow, Sweep
@@ -158,7 +158,7 @@ def sweep_page(sweep: Sweep) -> str:
     return _page(
         f"{sweep.model.rpartition('.')[2]}: size against quality",
         sweep.verdict,
-        f"{_chart(sweep)}<table class=layers><thead>{table_row(heads, 'th', numbers)}</thead>"
+        f"{_chart(sweep)}<table class=points><thead>{table_row(heads, 'th', numbers)}</thead>"
         f"<tbody>{rows}</tbody></table>"
         + (f"<p>Fitted to {escape(sweep.calibration)}.</p>" if sweep.calibration else ""),
     )
@@ -187,7 +187,7 @@ def probe_page(probe: Probe) -> str:
         f"{probe.model.rpartition('.')[2]}: how far each layer can be compressed",
         probe_verdict(probe),
         f"<h2>Savings by layer</h2>{_savings(probe)}<p>{escape(_legend(probe))}.</p>"
-        f'<div class="wide"><table class=layers><thead>{table_row(tuple(heads), "th", numbers)}'
+        f'<div class="wide"><table class=points><thead>{table_row(tuple(heads), "th", numbers)}'
         f"</thead><tbody>{''.join(rows)}</tbody></table></div>",
     )
 
@@ -265,10 +265,12 @@ def _chart(sweep: Sweep) -> str:
                 f'<text x="{x:.1f}" y="{TOP + HIGH + 18}" text-anchor="middle">'
                 f"{100 * share:g} %</text>"
             )
-    for step in range(5):
-        value = bottom + (top - bottom) * step / 4
-        y = TOP + HIGH - HIGH * step / 4
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>')
+    for value in ticks(bottom, top):
+        _, y = place(1.0, value)
+        parts.append(
+            f'<line x1="{LEFT - 4}" y1="{y:.1f}" x2="{LEFT}" y2="{y:.1f}" stroke="#57606a"/>'
+            f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>'
+        )
     if scored:
         _, y = place(1.0, before)
         parts.append(
