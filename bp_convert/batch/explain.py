@@ -150,8 +150,6 @@ def _real(loc: Sequence[Key], node: Node) -> tuple[Key, ...]:
         if not isinstance(found, Node):
             continue
         node = found
-        else:
-            continue
         place.append(key)
     return tuple(place)
 
