@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bp_convert.batch.folders import LOG, Results
+from bp_convert.batch.outcomes import failure
 from bp_convert.batch.watch import Task, Watch
 from bp_convert.errors import RecipeError
 from bp_convert.files import write_text
@@ -99,8 +100,6 @@ class Cluster:
 
     def _fetch(self, task: Task, reference: Any) -> Outcome:
         """Take a job's result and put it into place; a job that is lost for good has failed."""
-        from bp_convert.batch.job import failure
-
         with self.results.drafted(task.job.name) as draft:
             try:
                 text, packed = self.ray.get(reference)

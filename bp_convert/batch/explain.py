@@ -81,6 +81,9 @@ def _explained(
             fix=f"add `{lacking}: ...`",
         )
     if error["type"] == "value_error":
+        said = message.partition(" ")[0]
+        if not last and node.get(said) is not None:  # of several keys, the one it speaks of
+            where = at(node.at((said,)), path, said)
         return RecipeError(
             where=where,
             found=_shown(error.get("input")) if last else message,

@@ -18,10 +18,10 @@ from bp_convert import pipeline
 from bp_convert.batch.build import Made, build
 from bp_convert.batch.folders import LOG, Results
 from bp_convert.batch.models import Source, trained_source
+from bp_convert.batch.outcomes import failure, keys_of, words_of
 from bp_convert.batch.train import finetune
 from bp_convert.data import Examples, examples_for
 from bp_convert.data.door import same_source
-from bp_convert.errors import BpConvertError
 from bp_convert.evaluation import Scorer
 from bp_convert.files import write_text
 from bp_convert.files.atomic import write_all
@@ -32,7 +32,6 @@ from bp_convert.values.score import Score
 from bp_convert.values.training import Trained
 
 Progress = Callable[[str, int, int], None]
-_KEYS = ("alpha", "rank", "target", "method", "counterpart", "init", "seed")
 
 
 def run_job(
@@ -73,47 +72,6 @@ def run_in(
         seconds = time.perf_counter() - start
         print(f"{outcome.state} after {seconds:.1f} s")
     return outcome.model_copy(update={"seconds": seconds})
-
-
-def failure(job: Job, identity: str, problem: BaseException | str) -> Outcome:
-    """Return the outcome of a job that failed."""
-    if isinstance(problem, BpConvertError):
-        words = f"{problem.where}: {problem.found}. To do: {problem.fix}"
-    elif isinstance(problem, BaseException):
-        lines = str(problem).strip().splitlines() or [""]
-        words = f"{type(problem).__name__}: {lines[0]}"
-    else:
-        words = problem
-    return Outcome(
-        name=job.name,
-        state="failed",
-        identity=identity,
-        keys=keys_of(job),
-        model=words_of(job),
-        paper=job.paper,
-        problem=words[:500],
-    )
-
-
-def keys_of(job: Job) -> dict[str, object]:
-    """Return what tells a job from its neighbours, as plain values."""
-    request = job.request
-    found: dict[str, object] = {
-        "alpha": request.alpha,
-        "rank": request.rank,
-        "target": ", ".join(map(str, request.target)),
-        "method": request.method,
-        "counterpart": job.counterpart or "",
-        "init": request.init,
-        "seed": request.seed,
-    }
-    return {key: found[key] for key in _KEYS}
-
-
-def words_of(job: Job) -> str:
-    """Name the model of a job in a few words."""
-    text = job.model or (job.arch or "")
-    return Path(text).name if job.model else text.partition("?")[0].rpartition(":")[2]
 
 
 def tokenizer_of(job: Job) -> str | None:

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
 from bp_convert.batch.folders import LOG, Results
+from bp_convert.batch.outcomes import failure
 from bp_convert.batch.watch import Task, Watch
 from bp_convert.batch.worker import work
 from bp_convert.files import write_text
@@ -121,8 +122,6 @@ class Local:
 
     def _lost(self, hand: _Hand) -> Outcome:
         """Put down as failed the job whose worker died; keep what it logged."""
-        from bp_convert.batch.job import failure
-
         assert hand.task is not None
         task = hand.task
         hand.process.join(PATIENCE)

@@ -92,6 +92,7 @@ def run_recipe(book: Book, options: Options, watch: Watch) -> Summary:
             if left:
                 _executor(results, options).run(left, watch, keep_going=options.keep_going)
         finally:
+            results.sweep()
             for one in book.jobs:
                 if one.job.name not in known:
                     known[one.job.name] = identities.of(one.job)

@@ -36,7 +36,7 @@ def finetune(
     settings = job.finetune
     assert settings is not None
     if "seed" not in settings.model_fields_set:
-        settings = settings.model_copy(update={"seed": job.seed})
+        settings = settings.model_copy(update={"seed": job.seed % 2**32})
     folder.mkdir(parents=True, exist_ok=True)
     train = import_module("bp_convert.training").finetune
     done: tuple[nn.Module, Trained] = train(

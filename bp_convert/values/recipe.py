@@ -138,7 +138,7 @@ def _parsed(parse: Any, one: Any) -> Any:
     try:
         return parse(str(one))
     except PlanError as problem:
-        raise ValueError(f"{problem.allowed} (found {one!r})") from None
+        raise ValueError(problem.allowed) from None
 
 
 class Job(JobKeys):
@@ -153,7 +153,9 @@ class Job(JobKeys):
     @model_validator(mode="after")
     def _goes_together(self) -> Job:
         if self.model is None and self.arch is None:
-            raise ValueError("a job needs a model: give `model: FILE` or `arch: FROM:NAME`")
+            raise ValueError(
+                "model and arch are both absent: give `model: FILE` or `arch: FROM:NAME`"
+            )
         twice = [
             key
             for key, field in SHARED.items()
@@ -161,6 +163,10 @@ class Job(JobKeys):
         ]
         if twice:
             raise ValueError(f"{twice[0]} is given twice: by itself and in settings")
+        if "rank" in self.model_fields_set and self.target:
+            raise ValueError(
+                "rank and target: a target chooses the terms; rules set them for layers"
+            )
         if self.metric is not None and self.evaluate is None:
             raise ValueError("metric needs data to score on: add evaluate")
         if self.teacher == "source" and self.finetune is None:
