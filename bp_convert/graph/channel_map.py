@@ -361,7 +361,7 @@ def _shake(tensor: Tensor, name: str) -> Tensor:
         return tensor.detach().clone()
     if tensor.dim() > 1:
         fan = max(1, tensor[0].numel())
-        drawn: Tensor = torch.randn(tensor.shape, dtype=tensor.dtype) / fan**0.5
+        drawn: Tensor = (torch.rand(tensor.shape, dtype=tensor.dtype) + 0.1) / fan**0.5
         return drawn
     if name == "running_mean":
         return torch.zeros_like(tensor, device="cpu")
