@@ -19,6 +19,7 @@ from bp_convert.batch.sources import check_files, check_scores
 from bp_convert.counting import count_params
 from bp_convert.data import Examples, examples_for
 from bp_convert.errors import BpConvertError, DataError
+from bp_convert.pruning import prune
 from bp_convert.values.estimate import Estimate
 from bp_convert.values.plan import Totals
 from bp_convert.values.recipe import Job
@@ -84,6 +85,8 @@ def _estimate(job: Job) -> Estimate:
         converted = (0, 0)
     else:
         plan = plan_of(job, source.model, examples, lambda *_: None)
+        if job.counterpart == "pruned":
+            _, plan = prune(source.model, plan.params.after, inputs=plan.inputs, init="random")
         params, macs = plan.params, plan.macs
         converted = (len(plan.converted), len(plan.layers))
     first = _steps(job.train)

@@ -46,6 +46,8 @@ def finetune(
         settings=settings,
         folder=folder,
         resume=True,
+        metric=job.metric,
+        inputs=job.request.inputs or None,
         tokenizer=tokenizer,
         progress=progress,
     )

@@ -14,7 +14,7 @@ from bp_convert.render.fold import middle
 from bp_convert.render.numbers import short
 from bp_convert.values.estimate import Estimate
 
-_NAME, _WHAT = 20, 18
+_NAME, _WHAT = 25, 16
 
 
 def shown_estimates(name: str, found: Sequence[Estimate]) -> RenderableType:
@@ -32,7 +32,7 @@ def shown_estimates(name: str, found: Sequence[Estimate]) -> RenderableType:
             middle(one.name, _NAME),
             middle(one.what, _WHAT),
             short(one.params.after) if one.params else "",
-            f"{100 * one.params.ratio:.1f} %" if one.params else "",
+            f"{100 * one.params.ratio:.1f}%" if one.params else "",
             short(one.macs.after) if one.macs else "?",
             _steps(one),
             "" if not one.training_macs or one.seconds is None else clock(one.seconds),
@@ -44,11 +44,11 @@ def shown_estimates(name: str, found: Sequence[Estimate]) -> RenderableType:
     if total:
         words = (
             f"training: at least {clock(total)} at the speed that this machine multiplies large "
-            "matrices, several times that for small layers; a full model that jobs share is "
-            "counted for each"
+            "matrices, several times that for small layers; a full model is counted for each job, "
+            "and trained once"
         )
     if unknown:
-        words += f"; not known for {unknown} jobs, whose data is not here"
+        words += f"; not known for {unknown} jobs, whose data is not counted before it is read"
     parts.append(Text(words))
     notes = {note: one.name for one in reversed(found) for note in one.notes}
     parts += [Text(f"{name}: {note}", style="dim") for note, name in reversed(notes.items())]
@@ -60,6 +60,4 @@ def _steps(one: Estimate) -> str:
     first, then = one.steps
     if first is None or then is None:
         return "?"
-    if not first and not then:
-        return ""
-    return f"{short(first)}+{short(then)}" if first else short(then)
+    return short(first + then) if first + then else ""
