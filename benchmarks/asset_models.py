@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -175,12 +176,15 @@ def held_out_signs() -> Tensor:
     return _rendered(32, 3, (128, 128), seed=3)
 
 
+WORDS = "the quick brown fox jumps over a lazy dog 0123456789 OPEN Exit No. 7 - 25 %"
+
+
 def _rendered(count: int, channels: int, size: tuple[int, int], seed: int) -> Tensor:
     from PIL import Image, ImageDraw, ImageFont
     from torchvision.transforms.functional import pil_to_tensor
 
     drawn = random.Random(seed)
-    words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "0123456789", "OPEN", "Exit", "No.", "7", "-", "25", "%"]
+    words = WORDS.split()
     found = []
     for _ in range(count):
         image = Image.new(
@@ -200,7 +204,7 @@ def _rendered(count: int, channels: int, size: tuple[int, int], seed: int) -> Te
 class FaceNet(nn.Module):
     """P-Net, R-Net or O-Net of MTCNN: convolutions with PReLU, then two or three heads."""
 
-    SIZES = {
+    SIZES: ClassVar = {
         "pnet": ((10, 16, 32), (3, 3, 3), 0, (2, 4)),
         "rnet": ((28, 48, 64), (3, 3, 2), 128, (2, 4)),
         "onet": ((32, 64, 64, 128), (3, 3, 3, 2), 256, (2, 4, 10)),

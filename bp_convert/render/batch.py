@@ -180,6 +180,7 @@ def page(summary: Summary) -> str:
     title = escape(summary.name)
     about = f"<p>{escape(summary.about)}</p>" if summary.about else ""
     versions = ", ".join(f"{name} {version}" for name, version in summary.versions.items())
+    foot = (summary.recipe, versions, summary.machine)
     pictures = "".join(
         f"<h2>{head}</h2>{drawn}"
         for head, drawn in (
@@ -193,7 +194,7 @@ def page(summary: Summary) -> str:
         f"<style>{STYLE}{MORE_STYLE}</style></head><body><h1>{title}</h1>"
         f'<p class="verdict">{escape(verdict(summary))}</p>{about}{pictures}'
         f"{_paper_table(summary)}<h2>Jobs</h2>{_jobs_table(summary)}"
-        f"<footer>{escape(summary.recipe)}; {escape(versions)}; {escape(summary.machine)}</footer>"
+        f"<footer>{escape('; '.join(filter(None, foot)))}</footer>"
         "</body></html>\n"
     )
 

@@ -41,7 +41,12 @@ def by_alpha(summary: Summary) -> str:
             dots.append(_Dot(float(alpha), value, _kind(one, summary), one.name))
     if len({dot.x for dot in dots}) < 2:
         return ""
-    return _chart(dots, summary, "alpha", _steps, lines=True)
+    asked = sorted({dot.x for dot in dots})
+
+    def ticks(low: float, high: float) -> list[tuple[float, str]]:
+        return [(x, f"{x:g}") for x in asked] if len(asked) <= 8 else _steps(low, high)
+
+    return _chart(dots, summary, "alpha", ticks, lines=True)
 
 
 def _value(one: Outcome) -> float | None:
@@ -103,9 +108,12 @@ def _chart(
             f'<line x1="{LEFT}" y1="{y:.1f}" x2="{LEFT + WIDE}" y2="{y:.1f}" stroke="#e1e4e8"/>'
             f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{words}</text>'
         )
-    groups = list(dict.fromkeys(dot.group for dot in dots))
+    drawn = {dot.group for dot in dots}
     keys = []
-    for number, group in enumerate(groups):
+    # Numbered over all jobs, so that a group has one colour in every picture of a page.
+    for number, group in enumerate(dict.fromkeys(_kind(one, summary) for one in summary.jobs)):
+        if group not in drawn:
+            continue
         colour = COLOURS[number % len(COLOURS)]
         shape = SHAPES[number // len(COLOURS) % len(SHAPES)]
         mine = sorted((dot for dot in dots if dot.group == group), key=lambda dot: (dot.x, dot.y))

@@ -14,7 +14,7 @@ from bp_convert.render.fold import middle
 from bp_convert.render.numbers import short
 from bp_convert.values.estimate import Estimate
 
-_NAME, _WHAT = 25, 16
+_NAME, _WHAT = 24, 14
 
 
 def shown_estimates(name: str, found: Sequence[Estimate]) -> RenderableType:
