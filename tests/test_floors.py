@@ -32,6 +32,7 @@ FLOORS = (
     "verify",
     "files",
     "storage",
+    "training",
     "render",
     "pipeline",
     "studies",
