@@ -126,7 +126,7 @@ def _from_code(found: Any, asked: Request, source: Source) -> Examples:
     """Read whatever the user's code has made; its own errors become ours."""
     where = source.where
     try:
-        opened = open_object(found, asked.specs, where)
+        opened: Any = open_object(found, asked.specs, where)
         if isinstance(opened, ColumnRows | ItemRows):
             return asked.of_rows(opened, where, source.text)
         return asked.of_stream(opened, where, source.text)

@@ -8,7 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from bp_convert.training.engine import as_shard
 
 
 class Average:
@@ -21,7 +24,7 @@ class Average:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._values: list[Tensor] = [p.detach().clone() for p in self._parameters]
-        self._step: Any = get_ema_multi_avg_fn(decay)
+        self._step: Any = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def update(self) -> None:
@@ -54,19 +57,11 @@ class Average:
 
     def state(self) -> list[Tensor]:
         """Return copies of the averages, on the CPU and whole."""
-        whole = [v.full_tensor() if hasattr(v, "full_tensor") else v for v in self._values]
+        whole = [v.full_tensor() if isinstance(v, DTensor) else v for v in self._values]
         return [one.detach().cpu().clone() for one in whole]
 
     @torch.no_grad()
     def load(self, state: list[Tensor]) -> None:
         """Put averages back."""
         for mine, value in zip(self._values, state, strict=True):
-            if hasattr(mine, "device_mesh"):
-                from torch.distributed.tensor import distribute_tensor
-
-                value = distribute_tensor(
-                    value.to(mine.device),
-                    mine.device_mesh,
-                    mine.placements,  # type: ignore[attr-defined]
-                )
-            mine.copy_(value)
+            mine.copy_(as_shard(value, mine))

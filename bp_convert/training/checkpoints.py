@@ -21,12 +21,13 @@ class Checkpoints:
 
     Args:
         folder: made where it is not there; nothing else may write to it.
+        tidy: remove what a killed process left half written; only one process may.
 
     Raises:
         CheckpointError: it cannot be made or written to.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, tidy: bool = True) -> None:
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -37,7 +38,8 @@ class Checkpoints:
                 allowed="a folder that can be written",
                 fix="name another folder",
             ) from None
-        sweep_temporaries(folder)
+        if tidy:
+            sweep_temporaries(folder)
 
     def paths(self) -> list[Path]:
         """Return the checkpoints, the newest first."""

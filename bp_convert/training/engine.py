@@ -15,9 +15,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from bp_convert.errors import TrainingError
-from bp_convert.layers import TWINS
 from bp_convert.training.feed import Place
 from bp_convert.values.training import Training
 
@@ -81,10 +81,9 @@ class Engine:
         if self.sharded:
             from torch.distributed.fsdp import fully_shard
 
-            for module in list(model.modules()):
-                if isinstance(module, TWINS):
-                    fully_shard(module)
-            fully_shard(model)
+            # One unit: a layer sharded for itself gives wrong gradients where an in-place
+            # activation follows it, and its weights may be read without it being called.
+            fully_shard(model, reshard_after_forward=True)
         self.inner = model
 
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:
@@ -127,11 +126,12 @@ class Engine:
         """Clip the gradients; return their norm before."""
         self.accelerator.unscale_gradients(self.optimizer)
         parameters = [p for group in self.raw_optimizer.param_groups for p in group["params"]]
-        found: Any = torch.nn.utils.clip_grad_norm_(
-            parameters, float("inf") if clip is None else clip
-        )
-        if hasattr(found, "full_tensor"):
-            found = found.full_tensor()
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        found: Tensor = torch.nn.utils.get_total_norm(gradients)
+        if isinstance(found, DTensor):
+            found = found.full_tensor()  # before it is compared: each process has a part of it
+        if clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, clip, found)
         return float(found)
 
     @property
@@ -165,55 +165,37 @@ class Engine:
         return self.mean(float(value)) > 0
 
     def weights(self) -> dict[str, Any]:
-        """Return the model's whole state, on the CPU, as a copy."""
-        if self.sharded:
-            from torch.distributed.checkpoint.state_dict import (
-                StateDictOptions,
-                get_model_state_dict,
-            )
+        """Return the model's whole state, on the CPU, as a copy; every process takes part."""
+        return _on_cpu(self.bare.state_dict())
 
-            # Every process needs them, not the first alone, as cpu_offload would have it.
-            options = StateDictOptions(full_state_dict=True)
-            state = get_model_state_dict(self.inner, options=options)
-        else:
-            state = self.bare.state_dict()
-        return _on_cpu(state)
-
+    @torch.no_grad()
     def set_weights(self, state: dict[str, Any]) -> None:
         """Put a whole state into the model."""
         if not self.sharded:
             self.bare.load_state_dict(state)
             return
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-
-        set_model_state_dict(self.inner, state, options=StateDictOptions(full_state_dict=True))
+        for name, mine in self.inner.state_dict().items():
+            mine.copy_(as_shard(state[name], mine))
 
     def optimizer_state(self) -> dict[str, Any]:
-        """Return the optimiser's whole state, on the CPU."""
-        if self.sharded:
-            from torch.distributed.checkpoint.state_dict import (
-                StateDictOptions,
-                get_optimizer_state_dict,
-            )
-
-            options = StateDictOptions(full_state_dict=True)
-            return _on_cpu(
-                get_optimizer_state_dict(self.inner, self.raw_optimizer, options=options)
-            )
+        """Return the optimiser's whole state, on the CPU; every process takes part."""
         return _on_cpu(self.raw_optimizer.state_dict())
 
     def set_optimizer_state(self, state: dict[str, Any]) -> None:
         """Put a whole state into the optimiser."""
-        if not self.sharded:
-            self.raw_optimizer.load_state_dict(state)
-            return
-        from torch.distributed.checkpoint.state_dict import (
-            StateDictOptions,
-            set_optimizer_state_dict,
-        )
-
-        options = StateDictOptions(full_state_dict=True)
-        set_optimizer_state_dict(self.inner, self.raw_optimizer, state, options=options)
+        if self.sharded:
+            parameters = [p for g in self.raw_optimizer.param_groups for p in g["params"]]
+            parts = {
+                index: {
+                    key: as_shard(value, parameters[index])
+                    if isinstance(value, Tensor) and value.shape == parameters[index].shape
+                    else value
+                    for key, value in one.items()
+                }
+                for index, one in state["state"].items()
+            }
+            state = {**state, "state": parts}
+        self.raw_optimizer.load_state_dict(state)
 
     @property
     def bare(self) -> nn.Module:
@@ -229,13 +211,21 @@ class Engine:
         return self.accelerator.scaler
 
 
-def _on_cpu(state: Any) -> Any:
+def as_shard(value: Tensor, like: Tensor) -> Tensor:
+    """Return this process's part of a whole tensor, spread as another one is."""
+    if not isinstance(like, DTensor):
+        return value
+    there = value.to(like.device)
+    return distribute_tensor(there, like.device_mesh, like.placements)
+
+
+def _on_cpu(state: Any) -> dict[str, Any]:
     """Copy nested plain values; tensors go to the CPU, tied ones stay tied."""
     known: dict[tuple[int, int, Any], Tensor] = {}
 
     def copy(value: Any) -> Any:
         if isinstance(value, Tensor):
-            if hasattr(value, "full_tensor"):
+            if isinstance(value, DTensor):
                 value = value.full_tensor()
             key = (value.data_ptr(), value.storage_offset(), tuple(value.shape))
             if not value.numel() or key not in known:
@@ -247,4 +237,5 @@ def _on_cpu(state: Any) -> Any:
             return type(value)(copy(one) for one in value)
         return value
 
-    return copy(state)
+    found: dict[str, Any] = copy(state)
+    return found

@@ -126,7 +126,7 @@ class RowsFeed:
         if self._shuffle:
             generator = torch.Generator().manual_seed(mixed(self._seed, number))
             order = order[torch.randperm(self.count, generator=generator)]
-        parts = list(order.split(self._batch))[start:]
+        parts = list(torch.split(order, self._batch))[start:]
         places = [self._place.part(len(part)) for part in parts]
         mine = [
             part[span.start : span.stop].tolist()

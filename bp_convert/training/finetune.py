@@ -204,6 +204,7 @@ class _Run:
         if read.held is not None:
             judge = Judge(engine, read.held, objective, metric_for(objective, metric), teacher)
         kept, content = self._checkpoints(read.words)
+        engine.wait()  # until every process has looked into the folder
         loop = Loop(
             engine,
             settings,
@@ -315,7 +316,7 @@ class _Run:
     def _checkpoints(self, words: str) -> tuple[Checkpoints | None, dict[str, Any] | None]:
         if self.folder is None:
             return None, None
-        kept = Checkpoints(Path(self.folder))
+        kept = Checkpoints(Path(self.folder), tidy=self.engine.main)
         if not self.resume:
             if kept.paths():
                 raise TrainingError(

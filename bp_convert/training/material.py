@@ -87,7 +87,8 @@ def material(data: Any, validation: Any, settings: Training, reading: Reading) -
     """
     opened = _open(data, "calibrate", settings, reading)
     notes: list[str] = []
-    held = chosen = None
+    held: Feed | None = None
+    chosen: list[int] | None = None
     if isinstance(validation, int | float):
         if opened.rows is None:
             notes += [UNSPLIT] if validation else []
@@ -110,10 +111,10 @@ def material(data: Any, validation: Any, settings: Training, reading: Reading) -
             allowed="augmentation of sources whose examples have numbers",
             fix="let the loader augment its images",
         )
-    count = getattr(learnt, "count", None)
-    words = f"{'examples' if count is None else f'{count:,} examples'} of {opened.text}"
-    if held is not None and getattr(held, "count", None) is not None:
-        words += f", validated on {held.count:,}"  # type: ignore[attr-defined]
+    count = f"{learnt.count:,} examples" if isinstance(learnt, RowsFeed) else "examples"
+    words = f"{count} of {opened.text}"
+    if held is not None and isinstance(held, RowsFeed):
+        words += f", validated on {held.count:,}"
     return Material(learnt, held, words, tuple(notes))
 
 

@@ -115,7 +115,8 @@ def _states_of(optimizer: torch.optim.Optimizer) -> float:
         if key not in ("params", "name", "initial_lr")
     }
     try:
-        trial = type(optimizer)([{"params": [dummy], **options}])
+        kind: Any = type(optimizer)
+        trial = kind([{"params": [dummy], **options}])
         trial.step()
     except Exception:
         return 2.0  # as Adam's

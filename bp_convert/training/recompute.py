@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ def recompute(model: nn.Module) -> list[nn.Module]:
         for block in blocks:
             if isinstance(block, nn.ModuleList | nn.ModuleDict):
                 continue
-            block.forward = _again(block, block.forward)  # type: ignore[method-assign]
+            block.forward = _again(block, block.forward)
             found.append(block)
             inside |= {id(one) for one in block.modules()}
     return found
@@ -51,17 +52,22 @@ def undo(changed: list[nn.Module]) -> None:
 
 def _again(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        if not (torch.is_grad_enabled() and module.training):
-            return forward(*args, **kwargs)
-        return checkpoint(
-            forward,
-            *args,
-            use_reentrant=False,
-            context_fn=lambda: (contextlib.nullcontext(), _once([module])),
-            **kwargs,
-        )
+        return _kept_input(module, forward, module.training)(*args, **kwargs)
 
     return run
+
+
+def _kept_input(
+    module: nn.Module, forward: Callable[..., Any], training: bool
+) -> Callable[..., Any]:
+    """Return a forward of which only the inputs are kept, where gradients will be asked for."""
+    if not (torch.is_grad_enabled() and training):
+        return forward
+
+    def contexts() -> tuple[Any, Any]:
+        return contextlib.nullcontext(), _once([module])
+
+    return partial(checkpoint, forward, use_reentrant=False, context_fn=contexts)
 
 
 def _segments(row: nn.Sequential) -> Callable[[Any], Any]:
@@ -71,15 +77,8 @@ def _segments(row: nn.Sequential) -> Callable[[Any], Any]:
 
     def run(value: Any) -> Any:
         for part in parts:
-            if torch.is_grad_enabled() and row.training:
-                value = checkpoint(
-                    part.forward,
-                    value,
-                    use_reentrant=False,
-                    context_fn=lambda part=part: (contextlib.nullcontext(), _once([part])),
-                )
-            else:
-                value = part.forward(value)
+            forward: Callable[..., Any] = part.forward
+            value = _kept_input(part, forward, row.training)(value)
         return value
 
     run.starts = [next(iter(part)) for part in parts]  # type: ignore[attr-defined]
