@@ -33,6 +33,7 @@ FLOORS = (
     "verify",
     "files",
     "storage",
+    "training",
     "render",
     "pipeline",
     "studies",

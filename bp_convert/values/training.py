@@ -100,13 +100,13 @@ class Training(Value):
     batch: Count = 64
     accumulate: Count = 1
     optimizer: str = "Adam"
-    optimizer_options: dict[str, Any] = {}
+    optimizer_options: dict[str, Any] = Field(default_factory=dict)
     lr: Positive = 1e-3
     factor_lr: Positive | None = None
     weight_decay: NotNegative = 0.0
     factor_decay: NotNegative = 0.0
     schedule: str = "cosine"
-    schedule_options: dict[str, Any] = {}
+    schedule_options: dict[str, Any] = Field(default_factory=dict)
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0
     clip: Positive | None = 1.0
     precision: Literal["no", "bf16", "fp16"] = "no"
@@ -169,9 +169,9 @@ class Trained(Value):
     steps: int
     examples: int
     seconds: float
-    before: dict[str, float] = {}
-    after: dict[str, float] = {}
-    teacher: dict[str, float] = {}
+    before: dict[str, float] = Field(default_factory=dict)
+    after: dict[str, float] = Field(default_factory=dict)
+    teacher: dict[str, float] = Field(default_factory=dict)
     best_step: int = 0
     peak_memory_bytes: int | None = None
     estimated_memory_bytes: int | None = None
