@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 from torch import nn
 
+from bp_convert import training
 from bp_convert.values.recipe import Job
 from bp_convert.values.training import Trained
 
@@ -38,8 +38,7 @@ def finetune(
     if "seed" not in settings.model_fields_set:
         settings = settings.model_copy(update={"seed": job.seed % 2**32})
     folder.mkdir(parents=True, exist_ok=True)
-    train = import_module("bp_convert.training").finetune
-    done: tuple[nn.Module, Trained] = train(
+    return training.finetune(
         model,
         settings.data,
         teacher=teacher,
@@ -51,4 +50,3 @@ def finetune(
         tokenizer=tokenizer,
         progress=progress,
     )
-    return done
