@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bp_convert._version import __version__
 
 if TYPE_CHECKING:
-    from bp_convert.errors import BpConvertError, DataError, PlanError
+    from bp_convert.errors import BpConvertError, DataError, PlanError, TrainingError
     from bp_convert.layers import BPLSTM, BPConv1d, BPConv2d, BPConv3d, BPEmbedding, BPLinear
     from bp_convert.pipeline import (
         apply,
@@ -25,11 +25,13 @@ if TYPE_CHECKING:
         to_dense,
         write_plan,
     )
+    from bp_convert.training import finetune
     from bp_convert.values.factors import FactorSpec
     from bp_convert.values.plan import Plan
     from bp_convert.values.report import Report
     from bp_convert.values.settings import LayerRule, Settings
     from bp_convert.values.tensors import TensorSpec
+    from bp_convert.values.training import Distill, Trained, Training
 
 _HOME = {
     "BpConvertError": "errors",
@@ -41,14 +43,19 @@ _HOME = {
     "BPEmbedding": "layers",
     "BPLSTM": "layers",
     "BPLinear": "layers",
+    "Distill": "values.training",
     "FactorSpec": "values.factors",
     "LayerRule": "values.settings",
     "Plan": "values.plan",
     "Report": "values.report",
     "Settings": "values.settings",
     "TensorSpec": "values.tensors",
+    "Trained": "values.training",
+    "Training": "values.training",
+    "TrainingError": "errors",
     "apply": "pipeline",
     "convert": "pipeline",
+    "finetune": "training",
     "inspect": "pipeline",
     "load": "pipeline",
     "open_model": "pipeline",
@@ -68,6 +75,7 @@ __all__ = [
     "BPLinear",
     "BpConvertError",
     "DataError",
+    "Distill",
     "FactorSpec",
     "LayerRule",
     "Plan",
@@ -75,9 +83,13 @@ __all__ = [
     "Report",
     "Settings",
     "TensorSpec",
+    "Trained",
+    "Training",
+    "TrainingError",
     "__version__",
     "apply",
     "convert",
+    "finetune",
     "inspect",
     "load",
     "open_model",

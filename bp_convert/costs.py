@@ -95,10 +95,10 @@ def _peak(one: Callable[[], Any], device: torch.device) -> int | None:
         torch.cuda.reset_peak_memory_stats(device)
         one()
         return weights + torch.cuda.max_memory_allocated(device) - before
-    return weights + _peak_of_pass(one) if device.type == "cpu" else None
+    return weights + peak_of_pass(one) if device.type == "cpu" else None
 
 
-def _peak_of_pass(one: Callable[[], Any]) -> int:
+def peak_of_pass(one: Callable[[], Any]) -> int:
     """Return the most bytes that a pass on the CPU has allocated at once."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it complains of absent GPUs on stderr
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:

@@ -62,3 +62,7 @@ class RecipeError(BpConvertError):
 
 class DataError(BpConvertError):
     """Data that cannot be read or does not fit the model."""
+
+
+class TrainingError(BpConvertError):
+    """Training that cannot start as asked, or that cannot go on."""

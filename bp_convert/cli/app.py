@@ -10,7 +10,7 @@ import typer
 
 from bp_convert._version import __version__
 from bp_convert.cli import options as o
-from bp_convert.cli import studies
+from bp_convert.cli import recipe, studies
 from bp_convert.cli.group import DefaultCommand, DefaultGroup
 from bp_convert.cli.session import (
     DONE,
@@ -216,6 +216,7 @@ def demo(
 
 app.command()(studies.probe)
 app.command()(studies.sweep)
+app.add_typer(recipe.app, name="recipe")
 
 
 @app.command()

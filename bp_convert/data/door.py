@@ -48,7 +48,7 @@ def examples_for(
     if isinstance(data, Examples):
         return data
     settings = settings or Settings()
-    specs = _bounded(model, settings.inputs or (infer_input(model) or ((), ""))[0])
+    specs = specs_of(model, settings.inputs)
     seed = settings.seed
     if isinstance(data, str | Path):
         return load_examples(
@@ -91,9 +91,13 @@ def same_source(one: str | Path, two: str | Path) -> bool:
     return first.path.exists() and second.path.exists() and first.path.samefile(second.path)
 
 
-def _bounded(model: nn.Module, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Give token ids the bound of the vocabulary that reads them, so that a tokenizer of another
-    vocabulary is found out."""
+def specs_of(model: nn.Module, inputs: Sequence[TensorSpec] = ()) -> tuple[TensorSpec, ...]:
+    """Return what a model takes: as described, or inferred; empty where that is not known.
+
+    Token ids get the bound of the vocabulary that reads them, so that a tokenizer of another
+    vocabulary is found out.
+    """
+    specs = tuple(inputs) or (infer_input(model) or ((), ""))[0]
     sizes = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
     if not sizes:
         return tuple(specs)

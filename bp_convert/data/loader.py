@@ -134,7 +134,7 @@ class ItemRows:
 
     def labels(self, rows: Sequence[int]) -> Tensor | None:
         """Return the labels of rows that were read before."""
-        found = [self._found[row] for row in rows]
+        found = [self._found.pop(row) for row in rows]
         return _joined([None if one is None else one[None] for one in found])
 
 
@@ -157,7 +157,7 @@ def stream(
     batches: list[Batch] = []
     labels: list[Tensor | None] = []
     passed = taken = 0
-    for args, kwargs, label in _batched(items, specs, where, batch):
+    for args, kwargs, label in batched(items, specs, where, batch):
         rows = rows_in(args, kwargs)
         start = min(rows, skip - passed)
         stop = min(rows, start + count - taken)
@@ -176,9 +176,10 @@ def stream(
     return batches, _joined(labels), passed
 
 
-def _batched(
+def batched(
     items: Iterable[object], specs: Sequence[TensorSpec], where: str, batch: int
 ) -> Iterator[Item]:
+    """Cut what an iterable yields into batches of at most ``batch`` examples."""
     waiting: list[Item] = []
     for item in items:
         split = split_item(item, specs, where)

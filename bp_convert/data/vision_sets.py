@@ -37,7 +37,7 @@ def _parameters(kind: Any) -> list[str]:
 
 
 class VisionSet:
-    """A torchvision data set of images; nothing is downloaded.
+    """A torchvision data set of images.
 
     Args:
         source: its name, with the options ``root`` (the folder that its files lie in, by default
@@ -45,6 +45,8 @@ class VisionSet:
         specs: the model's inputs.
         part: calibration reads the training split, evaluation the test split, or the one for
             validation where there is no other.
+        download: let torchvision fetch the files where they are not there; else nothing is
+            downloaded.
 
     Attributes:
         split: words for the split that is read, empty where the set has none.
@@ -53,12 +55,19 @@ class VisionSet:
         DataError: the files are not there, or the set is not one of images.
     """
 
-    def __init__(self, source: Source, specs: Sequence[TensorSpec], part: Part) -> None:
+    def __init__(
+        self,
+        source: Source,
+        specs: Sequence[TensorSpec],
+        part: Part,
+        *,
+        download: bool = False,
+    ) -> None:
         source.admit(("root", *images.OPTIONS))
         self._where = source.where
         root = Path(source.options.get("root", ROOT)).expanduser()
         kind: Any = getattr(datasets, source.name)
-        options: dict[str, Any] = {"download": False} if "download" in _parameters(kind) else {}
+        options: dict[str, Any] = {"download": download} if "download" in _parameters(kind) else {}
         if source.name in {"EMNIST", "QMNIST", "PhotoTour"}:  # their split is another thing
             raise self._bad("a data set with options of its own", "give it as FILE.py:LOADER")
         self.split = ""

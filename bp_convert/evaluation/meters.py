@@ -108,7 +108,12 @@ class Accuracy:
             # Here, because it takes seconds to import
             from torchmetrics.classification import MulticlassAccuracy
 
-            self._metric = MulticlassAccuracy(width, top_k=self._k, average="micro")
+            self._metric = MulticlassAccuracy(
+                width,
+                top_k=self._k,
+                average="micro",
+                sync_on_compute=False,  # whoever shares the work adds up the counts
+            )
         self._metric.update(outputs.float(), labels)
         self._count += len(labels)
 

@@ -38,6 +38,22 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def main_output(raw: Any, rows: int) -> Tensor:
+    """Return the tensor that counts, on the CPU and without its graph.
+
+    Args:
+        raw: what the model returned.
+        rows: examples in the batch.
+
+    Raises:
+        DataError: there is none, its first axis is not the batch, or it holds NaN.
+    """
+    found = live_output(raw, rows)
+    if bool(torch.isnan(found).any()):
+        raise _no_output("outputs that are NaN")
+    return found.detach().cpu()
+
+
+def live_output(raw: Any, rows: int) -> Tensor:
     """Return the tensor that counts: logits, else last_hidden_state, else the first floating one.
 
     Args:
@@ -45,10 +61,10 @@ def main_output(raw: Any, rows: int) -> Tensor:
         rows: examples in the batch.
 
     Returns:
-        (rows, ...), on the CPU.
+        (rows, ...), where it is and with its graph.
 
     Raises:
-        DataError: there is none, its first axis is not the batch, or it holds NaN.
+        DataError: there is none, or its first axis is not the batch.
     """
     found: Tensor | None = None
     for name in ("logits", "last_hidden_state"):
@@ -59,14 +75,14 @@ def main_output(raw: Any, rows: int) -> Tensor:
     if found is None:
         found = next((one for one in tensors_in(raw) if one.is_floating_point()), None)
     if found is None:
-        problem = f"a {type(raw).__name__} without floating-point numbers"
-    elif found.dim() == 0 or found.shape[0] != rows:
-        problem = f"outputs of shape {tuple(found.shape)} for {rows} examples"
-    elif bool(torch.isnan(found).any()):
-        problem = "outputs that are NaN"
-    else:
-        return found.detach().cpu()
-    raise unusable(
+        raise _no_output(f"a {type(raw).__name__} without floating-point numbers")
+    if found.dim() == 0 or found.shape[0] != rows:
+        raise _no_output(f"outputs of shape {tuple(found.shape)} for {rows} examples")
+    return found
+
+
+def _no_output(problem: str) -> DataError:
+    return unusable(
         problem,
         "floating-point outputs with the examples on their first axis",
         "look at what the model's forward returns on these examples",

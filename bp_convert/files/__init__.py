@@ -1,20 +1,43 @@
-"""Models in files: told apart, read safely, written whole."""
+"""Models in files: told apart, read safely, written whole.
+
+The names below are loaded when first used: writing a text file needs no torch.
+"""
 
 from __future__ import annotations
 
-from bp_convert.files.arch import ARCH_FORMS, arch_factory
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from bp_convert.files.atomic import check_output, write_text
-from bp_convert.files.converted import (
-    OUTPUT_SUFFIXES,
-    Converted,
-    is_converted,
-    needs_trust,
-    read_converted,
-    save_converted,
-    save_dense,
-)
-from bp_convert.files.load import Loaded, load_model
-from bp_convert.files.tensors import fill
+
+if TYPE_CHECKING:
+    from bp_convert.files.arch import ARCH_FORMS, arch_factory
+    from bp_convert.files.converted import (
+        OUTPUT_SUFFIXES,
+        Converted,
+        is_converted,
+        needs_trust,
+        read_converted,
+        save_converted,
+        save_dense,
+    )
+    from bp_convert.files.load import Loaded, load_model
+    from bp_convert.files.tensors import fill
+
+_HOME = {
+    "ARCH_FORMS": "arch",
+    "OUTPUT_SUFFIXES": "converted",
+    "Converted": "converted",
+    "Loaded": "load",
+    "arch_factory": "arch",
+    "fill": "tensors",
+    "is_converted": "converted",
+    "load_model": "load",
+    "needs_trust": "converted",
+    "read_converted": "converted",
+    "save_converted": "converted",
+    "save_dense": "converted",
+}
 
 __all__ = [
     "ARCH_FORMS",
@@ -32,3 +55,9 @@ __all__ = [
     "save_dense",
     "write_text",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"bp_convert.files.{_HOME[name]}"), name)

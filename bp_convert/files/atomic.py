@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -89,6 +90,48 @@ def write_all(writes: Sequence[tuple[Path, Write]], *, force: bool = False) -> l
         with contextlib.suppress(OSError):  # not every system opens folders
             _sync(folder)
     return [path for path, _ in writes]
+
+
+def write_hashed(folder: Path, stem: str, suffix: str, write: Write) -> Path:
+    """Write a file whole or not at all, under a name that holds a hash of its contents.
+
+    One rename makes both appear, so that no file is ever without its checksum.
+
+    Returns:
+        ``STEM-HASH.SUFFIX`` in the folder.
+
+    Raises:
+        CheckpointError: it cannot be written; then nothing is left behind.
+    """
+    temporary = _temporary(folder / f"{stem}{suffix}")
+    try:
+        write(temporary)
+        _sync(temporary)
+        path = folder / f"{stem}-{digest_of_file(temporary)}{suffix}"
+        temporary.replace(path)
+    except CheckpointError:
+        raise
+    except Exception as problem:  # OSError, and what torch makes of it
+        raise _failed(folder / f"{stem}{suffix}", problem) from problem
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        _sync(folder)
+    return path
+
+
+def digest_of_file(path: Path) -> str:
+    """Return 16 hex digits of the SHA-256 of a file's contents."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def sweep_temporaries(folder: Path) -> None:
+    """Remove what a killed process left half written in a folder that no other writes to."""
+    for path in folder.glob(".bp-convert-*.tmp"):
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def write_text(path: Path, text: str, *, force: bool = False) -> Path:

@@ -12,7 +12,7 @@ No large product is ever computed, so this costs about two forward passes of the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,16 +57,23 @@ class ChannelMaps:
     preserved: bool = True
 
 
-def measure_maps(model: nn.Module, plan: Plan, args: Args, kwargs: Kwargs) -> ChannelMaps:
+def measure_maps(
+    model: nn.Module,
+    plan: Plan,
+    args: Args,
+    kwargs: Kwargs,
+    kept: Mapping[str, Tensor] | None = None,
+) -> ChannelMaps:
     """Run the source and a widened copy in eval mode and compare what the layers are given.
 
     Args:
         args: positional example inputs; a batch of four or more tells channels apart best.
         kwargs: keyword example inputs.
+        kept: for layers that are narrowed, the old output of each new one, (K',).
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad(), quiet_forward():
         torch.manual_seed(20190304)
-        return _Comparison(model, plan).run(args, kwargs)
+        return _Comparison(model, plan, kept or {}).run(args, kwargs)
 
 
 @dataclass
@@ -81,9 +88,10 @@ class _Watch:
 
 
 class _Comparison:
-    def __init__(self, model: nn.Module, plan: Plan) -> None:
+    def __init__(self, model: nn.Module, plan: Plan, kept: Mapping[str, Tensor]) -> None:
         self.model = model
         self.plan = plan
+        self.kept = kept
         self.maps = ChannelMaps()
         self.inputs: dict[str, list[Tensor]] = {}  # fingerprints of the source's columns
         self.outputs: dict[str, list[Any]] = {}
@@ -209,6 +217,9 @@ class _Comparison:
         if watch.layer is not None:
             before, after = watch.layer.outputs
             wide = width // before * after
+            if watch.name in self.kept:
+                parts = [self.kept[watch.name] + part for part in range(0, width, before)]
+                return drawn.index_select(axis, torch.cat(parts).to(drawn.device))
         else:
             wide = self._follower_outputs(watch, width)
         index = None if wide == width else interleave(width, wide)
@@ -268,6 +279,7 @@ class _Comparison:
             if watch.layer is not None:
                 before, after = watch.layer.outputs
                 outputs = None if before == after else interleave(before, after)
+                outputs = self.kept.get(watch.name, outputs)
                 same = watch.layer.inputs[0] == watch.layer.inputs[1]
                 inputs = None if same or watch.site is None else index
                 self.maps.spreads[watch.name] = Spread(inputs, outputs)
@@ -349,7 +361,7 @@ def _shake(tensor: Tensor, name: str) -> Tensor:
         return tensor.detach().clone()
     if tensor.dim() > 1:
         fan = max(1, tensor[0].numel())
-        drawn: Tensor = torch.randn(tensor.shape, dtype=tensor.dtype) / fan**0.5
+        drawn: Tensor = (torch.rand(tensor.shape, dtype=tensor.dtype) + 0.1) / fan**0.5
         return drawn
     if name == "running_mean":
         return torch.zeros_like(tensor, device="cpu")

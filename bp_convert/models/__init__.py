@@ -15,6 +15,7 @@ from bp_convert.models.svgg import SVGG
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "svgg": SVGG,
+    "resnet": ResNetV2,
     "resnet56": resnet56,
     "squeezenet": SqueezeNet,
     "captioner": Captioner,
@@ -27,8 +28,9 @@ def build(name: str, **options: Any) -> nn.Module:
     """Return a freshly initialised reference model.
 
     Args:
-        name: ``svgg``, ``resnet56``, ``squeezenet`` (32x32 images) or ``captioner``.
-        options: of the model, such as ``num_classes=10`` and ``in_channels=1``.
+        name: ``svgg``, ``resnet56``, ``squeezenet`` (32x32 images), ``captioner``, or ``resnet``
+            for ResNet-56's relatives.
+        options: of the model, such as ``num_classes=10``, ``in_channels=1`` and ``depth=20``.
 
     Raises:
         PlanError: no model of that name.

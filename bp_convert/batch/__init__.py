@@ -1,0 +1,1 @@
+"""Recipes: many conversions from one file, run, resumed and compared."""

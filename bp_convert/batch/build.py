@@ -1,0 +1,122 @@
+"""A job's model made from its source: converted, or one of the counterparts it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from bp_convert import pipeline
+from bp_convert.batch.models import Source
+from bp_convert.counting import count_bytes, count_params
+from bp_convert.data import Examples
+from bp_convert.errors import PlanError
+from bp_convert.graph.clone import clone
+from bp_convert.pruning import prune
+from bp_convert.storage import PLAN_ATTRIBUTE
+from bp_convert.values.plan import Plan, Totals
+from bp_convert.values.recipe import Job
+from bp_convert.values.report import Report
+from bp_convert.values.settings import Settings
+from bp_convert.values.target import Target
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Made:
+    """A job's model before training.
+
+    Attributes:
+        model: the copy; the source is untouched.
+        plan: what was done; None for the full model.
+        report: of the conversion; None for the full model and a pruned one.
+        params, bytes: before and after.
+        notes: remarks.
+    """
+
+    model: nn.Module
+    plan: Plan | None
+    report: Report | None
+    params: Totals
+    bytes: Totals
+    notes: tuple[str, ...] = ()
+
+
+def plan_of(job: Job, model: nn.Module, examples: Examples | None, progress: Progress) -> Plan:
+    """Plan a job's conversion or its low-rank counterpart; for the others, the size they match.
+
+    Raises:
+        PlanError: the request does not fit the model.
+    """
+    request = job.request
+    if job.counterpart != "low-rank":
+        given = examples if job.counterpart is None else None
+        return pipeline.plan(model, request, calibrate=given, progress=progress)
+    size = pipeline.plan(model, request, progress=progress).params
+    # Which terms are worth their numbers is read off the weights, also where they are then
+    # started afresh.
+    asked = Settings(
+        target=(Target(quantity="params", value=_within(job, size)),),
+        method="svd-data" if examples is not None and request.init == "warm" else "svd",
+        include=request.include,
+        exclude=request.exclude,
+        convert_head=request.convert_head,
+        convert_anyway=request.convert_anyway,
+        inputs=request.inputs,
+        seed=request.seed,
+    )
+    given = examples if asked.method == "svd-data" else None
+    plan = pipeline.plan(model, asked, calibrate=given, progress=progress)
+    if request.init == "random":
+        cold = tuple(one.model_copy(update={"init": "random"}) for one in plan.layers)
+        plan = plan.model_copy(update={"layers": cold})
+    return plan
+
+
+def _within(job: Job, size: Totals) -> float:
+    """Return the parameters that a counterpart may have; it has to be smaller than its source."""
+    if size.after >= size.before:
+        raise PlanError(
+            where=f"job {job.name}, counterpart {job.counterpart}",
+            found=f"a conversion of {size.after:,} parameters, its source has {size.before:,}",
+            allowed="a conversion that is smaller than its source",
+            fix="leave the counterpart out here, or ask for a smaller conversion",
+        )
+    return float(size.after)
+
+
+def build(job: Job, source: Source, examples: Examples | None, progress: Progress) -> Made:
+    """Make a job's model.
+
+    Raises:
+        BpConvertError: as ``pipeline.convert``.
+    """
+    if job.counterpart == "full":
+        params, size = count_params(source.model), count_bytes(source.model)
+        return Made(clone(source.model), None, None, params, size)
+    plan = plan_of(job, source.model, examples, progress)
+    if job.counterpart == "pruned":
+        progress("pruning", 0, 1)
+        done, pruned = prune(
+            source.model,
+            int(_within(job, plan.params)),
+            inputs=plan.inputs,
+            init=job.request.init,
+            seed=job.request.seed,
+        )
+        setattr(done.model, PLAN_ATTRIBUTE, pruned.model_dump_json(by_alias=True))
+        warm = job.request.init == "warm"
+        lost = tuple(f"{name} starts from noise: {why}" for name, why in done.random.items())
+        notes = (*pruned.notes, *(lost if warm else ()))
+        return Made(done.model, pruned, None, pruned.params, pruned.bytes, notes)
+    fitting = plan.settings.method not in ("svd", "kron")
+    small, report = pipeline.convert(
+        source.model,
+        plan=plan,
+        calibrate=examples if fitting else None,
+        progress=progress,
+        source=source.words,
+    )
+    return Made(small, plan, report, plan.params, plan.bytes, report.notes)

@@ -1,0 +1,184 @@
+"""A dry run: every job planned, and what its training costs estimated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from math import ceil
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from bp_convert.batch.build import plan_of
+from bp_convert.batch.job import tokenizer_of
+from bp_convert.batch.models import open_source
+from bp_convert.batch.read import Stated
+from bp_convert.batch.sources import check_files, check_scores
+from bp_convert.counting import count_params
+from bp_convert.data import Examples, examples_for
+from bp_convert.errors import BpConvertError, DataError
+from bp_convert.pruning import prune
+from bp_convert.values.estimate import Estimate
+from bp_convert.values.plan import Totals
+from bp_convert.values.recipe import Job
+from bp_convert.values.settings import Settings
+from bp_convert.values.training import Training
+
+Progress = Callable[[str, int, int], None]
+PASSES = 3  # a step costs a forward pass and, with respect to inputs and weights, two more
+# Examples in the training part of data sets that may be named without being here.
+SIZES = {
+    "CIFAR10": 50_000,
+    "CIFAR100": 50_000,
+    "FashionMNIST": 60_000,
+    "ImageNet": 1_281_167,
+    "KMNIST": 60_000,
+    "MNIST": 60_000,
+    "SVHN": 73_257,
+}
+
+
+def estimates(jobs: Sequence[Stated], progress: Progress) -> Iterator[Estimate]:
+    """Plan jobs one after the other; what stops one stops none of the others."""
+    for number, one in enumerate(jobs):
+        progress(one.job.name, number, len(jobs))
+        try:
+            check_files(one)
+            check_scores(one)
+            yield _estimate(one.job)
+        except BpConvertError as problem:
+            words = f"{problem.where}: {problem.found}. To do: {problem.fix}"
+            yield Estimate(name=one.job.name, what=what(one.job), problem=words)
+
+
+def what(job: Job) -> str:
+    """Say in a few words how a job's model is made."""
+    request = job.request
+    if job.counterpart == "full":
+        words = "full"
+    else:
+        sizes = [str(target) for target in request.target]
+        if not sizes:
+            sizes += [f"alpha {request.alpha:g}"] if request.alpha != 1 else []
+            sizes += [f"rank {request.rank:g}"] if request.rank != 1 or not sizes else []
+        words = ", ".join(sizes)
+        if job.counterpart:
+            words = f"{job.counterpart} like {words}"
+        elif request.method != "auto":
+            words += f" by {request.method}"
+        words += ", afresh" if request.init == "random" else ""
+    return words
+
+
+def _estimate(job: Job) -> Estimate:
+    source = open_source(job)
+    notes = list(source.notes)
+    if job.train is not None and job.request.target:
+        notes.append("planned on untrained weights: another choice within the same target")
+    examples = _examples(job, source.model, notes)
+    if job.counterpart == "full":
+        params = count_params(source.model)
+        size = _full_macs(job, source.model)
+        macs = None if size is None else Totals(before=size, after=size)
+        converted = (0, 0)
+    else:
+        plan = plan_of(job, source.model, examples, lambda *_: None)
+        if job.counterpart == "pruned":
+            _, plan = prune(source.model, plan.params.after, inputs=plan.inputs, init="random")
+        params, macs = plan.params, plan.macs
+        converted = (len(plan.converted), len(plan.layers))
+    first = _steps(job.train)
+    tuned = job.finetune is not None and not (job.counterpart == "full" and job.train is not None)
+    then = _steps(job.finetune if tuned else None)
+    cost = None
+    if macs is not None and first is not None and then is not None:
+        teacher = macs.before if _learns(job, source.trained) else 0
+        cost = float(
+            PASSES * macs.before * first * _batch(job.train)
+            + (PASSES * macs.after + teacher) * then * _batch(job.finetune)
+        )
+    return Estimate(
+        name=job.name,
+        what=what(job),
+        params=params,
+        macs=macs,
+        converted=converted,
+        steps=(first, then),
+        training_macs=cost,
+        seconds=None if cost is None else cost / speed(),
+        notes=tuple(notes),
+    )
+
+
+def _learns(job: Job, trained: bool) -> bool:
+    known = trained or job.train is not None
+    auto = job.teacher == "auto" and known and job.request.init == "warm"
+    return job.teacher == "source" or auto
+
+
+def _full_macs(job: Job, model: nn.Module) -> int | None:
+    from bp_convert import pipeline
+
+    macs = pipeline.plan(model, Settings(inputs=job.request.inputs, exclude=("*",))).macs
+    return None if macs is None else macs.before
+
+
+def _examples(job: Job, model: nn.Module, notes: list[str]) -> Examples | None:
+    if job.calibrate is None or job.counterpart in ("full", "pruned"):
+        return None
+    try:
+        return examples_for(
+            model, job.calibrate, job.request, count=job.examples, tokenizer=tokenizer_of(job)
+        )
+    except DataError as problem:
+        notes.append(f"planned by the weights alone: {problem.where}: {problem.found}")
+        return None
+
+
+def _batch(training: Training | None) -> int:
+    return 0 if training is None else training.batch * training.accumulate
+
+
+def _steps(training: Training | None) -> int | None:
+    """Return the optimiser's steps; None where the size of the data is not known."""
+    if training is None:
+        return 0
+    if training.steps is not None:
+        return training.steps
+    size = _size(training.data or "")
+    if size is None or training.epochs is None:
+        return None
+    if isinstance(training.validation, float):
+        size = round(size * (1 - training.validation))
+    return ceil(training.epochs * ceil(size / _batch(training)))
+
+
+def _size(source: str) -> int | None:
+    """Return how many examples a source holds, where that is known without reading it."""
+    name = source.partition("?")[0]
+    path = Path(name).expanduser()
+    if name in SIZES:
+        return SIZES[name]
+    if path.is_dir():
+        kinds = {".jpg", ".jpeg", ".png", ".bmp", ".webp"}
+        return sum(one.suffix.lower() in kinds for one in path.rglob("*")) or None
+    if path.suffix == ".npz" and path.is_file():
+        import numpy as np
+
+        with np.load(path, allow_pickle=False) as opened:
+            return max((len(opened[key]) for key in opened.files), default=0) or None
+    return None
+
+
+@cache
+def speed() -> float:
+    """Return the multiply-adds in a second of a large matrix product, measured here once."""
+    one = torch.randn(512, 512)
+    one @ one
+    start, runs = time.perf_counter(), 0
+    while time.perf_counter() - start < 0.2:
+        one @ one
+        runs += 1
+    return runs * 512**3 / (time.perf_counter() - start)

@@ -1,0 +1,244 @@
+"""One job: open, train the full model, convert, score, train, score, write."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import yaml
+from torch import nn
+
+from bp_convert import pipeline
+from bp_convert.batch.build import Made, build
+from bp_convert.batch.folders import LOG, Results
+from bp_convert.batch.models import Source, trained_source
+from bp_convert.batch.outcomes import failure, keys_of, words_of
+from bp_convert.batch.train import finetune
+from bp_convert.data import Examples, examples_for
+from bp_convert.data.door import same_source
+from bp_convert.evaluation import Scorer
+from bp_convert.files import write_text
+from bp_convert.files.atomic import write_all
+from bp_convert.render.documents import document
+from bp_convert.values.outcome import Outcome
+from bp_convert.values.recipe import Job
+from bp_convert.values.score import Score
+from bp_convert.values.training import Trained
+
+Progress = Callable[[str, int, int], None]
+
+
+def run_job(
+    job: Job, identity: str, full: str, results: Results, progress: Progress
+) -> tuple[Outcome, bool]:
+    """Run a job and put its folder into place. Its faults become its outcome, and nobody else's.
+
+    Args:
+        identity: hash of the job.
+        full: hash of the trained model that it starts from.
+        progress: called with words, steps done and their number.
+
+    Returns:
+        The outcome, and whether its folder is new: False where the job was finished before.
+    """
+    with results.drafted(job.name) as draft:
+        outcome = run_in(draft, job, identity, full, results, progress)
+        return outcome, results.land(draft, outcome)
+
+
+def run_in(
+    draft: Path, job: Job, identity: str, full: str, results: Results, progress: Progress
+) -> Outcome:
+    """Run a job in a folder, without putting the folder into place; see ``run_job``."""
+    start = time.perf_counter()
+    with (
+        (draft / LOG).open("a", encoding="utf-8", buffering=1) as log,
+        contextlib.redirect_stdout(log),
+        contextlib.redirect_stderr(log),
+    ):
+        try:
+            _write_recipe(draft, job)
+            print(f"job {job.name}, {identity}, process {os.getpid()}")
+            outcome = _Run(draft, job, identity, full, results, _logged(progress)).run()
+        except Exception as problem:
+            traceback.print_exc(file=sys.stderr)
+            outcome = failure(job, identity, problem)
+        seconds = time.perf_counter() - start
+        print(f"{outcome.state} after {seconds:.1f} s")
+    return outcome.model_copy(update={"seconds": seconds})
+
+
+def tokenizer_of(job: Job) -> str | None:
+    """Return the folder of a job's tokenizer: the one it names, or its model's own."""
+    if job.tokenizer is not None:
+        return job.tokenizer
+    places = [Path(job.model)] if job.model else []
+    if job.arch and job.arch.startswith("transformers:"):
+        places.append(Path(job.arch.partition("?")[0].partition(":")[2]))
+    for place in places:
+        folder = place if place.is_dir() else place.parent
+        if any((folder / one).is_file() for one in ("tokenizer.json", "tokenizer_config.json")):
+            return str(folder)
+    return None
+
+
+def _logged(progress: Progress) -> Progress:
+    """Write each new step into the log too."""
+    last = ""
+
+    def tell(words: str, done: int, total: int) -> None:
+        nonlocal last
+        if words != last:
+            last = words
+            print(f"{time.strftime('%H:%M:%S')} {words}")
+        progress(words, done, total)
+
+    return tell
+
+
+def _write_recipe(draft: Path, job: Job) -> None:
+    """Write the job as a recipe of one job, which gives the same result again."""
+    keys = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    if "input" in keys:
+        keys["input"] = [str(one) for one in job.input]
+    if "target" in keys:
+        keys["target"] = [str(one) for one in job.target]
+    text = yaml.safe_dump(keys, sort_keys=False, allow_unicode=True)
+    write_text(draft / "recipe.yaml", text, force=True)
+
+
+class _Run:
+    def __init__(
+        self,
+        draft: Path,
+        job: Job,
+        identity: str,
+        full: str,
+        results: Results,
+        progress: Progress,
+    ) -> None:
+        self.draft = draft
+        self.job = job
+        self.identity = identity
+        self.full = full
+        self.results = results
+        self.progress = progress
+
+    def run(self) -> Outcome:
+        job = self.job
+        torch.manual_seed(job.seed)
+        self.progress("opening the model", 0, 1)
+        source = trained_source(job, self.full, self.results, self.progress)
+        examples = self._examples(source.model)
+        scorer = self._scorer(source.model, examples)
+        made = build(job, source, examples, self.progress)
+        converted = self._score(scorer, made.model)
+        model, trained = self._train(made, source)
+        score = converted if trained is None else self._score(scorer, model)
+        self._write(made, model, source, trained, score)
+        report = made.report
+        return Outcome(
+            name=job.name,
+            identity=self.identity,
+            keys=keys_of(job),
+            model=words_of(job),
+            params=made.params,
+            macs=None if made.plan is None else made.plan.macs,
+            bytes=made.bytes,
+            error=None if report is None else report.estimated_error,
+            converted=converted,
+            score=score,
+            full=source.full,
+            trained=trained,
+            paper=job.paper,
+            notes=(*source.notes, *made.notes),
+        )
+
+    def _examples(self, model: nn.Module) -> Examples | None:
+        job = self.job
+        if job.calibrate is None or job.counterpart in ("full", "pruned"):
+            return None
+        self.progress("reading the examples", 0, 1)
+        return examples_for(
+            model, job.calibrate, job.request, count=job.examples, tokenizer=tokenizer_of(job)
+        )
+
+    def _scorer(self, model: nn.Module, examples: Examples | None) -> Scorer | None:
+        job = self.job
+        if job.evaluate is None:
+            return None
+        self.progress("scoring the full model", 0, 1)
+        shared = job.calibrate is not None and same_source(job.calibrate, job.evaluate)
+        # Also counterparts that read no examples are scored on those that the others leave.
+        taken = examples.count if examples is not None else job.examples
+        scored = examples_for(
+            model,
+            job.evaluate,
+            job.request,
+            part="evaluate",
+            count=job.scored,
+            held_out=taken if shared else 0,
+            tokenizer=tokenizer_of(job),
+        )
+        return Scorer(model, scored, job.metric)
+
+    def _score(self, scorer: Scorer | None, model: nn.Module) -> Score | None:
+        if scorer is None:
+            return None
+        self.progress("scoring", 0, 1)
+        return scorer.score(model.eval())
+
+    def _train(self, made: Made, source: Source) -> tuple[nn.Module, Trained | None]:
+        job = self.job
+        if job.finetune is None or (job.counterpart == "full" and job.train is not None):
+            return made.model, None
+        learn = job.teacher == "source" or (
+            job.teacher == "auto" and source.trained and job.request.init == "warm"
+        )
+        model, trained = finetune(
+            made.model,
+            source.model if learn else None,
+            job,
+            folder=self.results.training(self.identity),
+            tokenizer=tokenizer_of(job),
+            progress=self.progress,
+        )
+        return model.eval(), trained
+
+    def _write(
+        self,
+        made: Made,
+        model: nn.Module,
+        source: Source,
+        trained: Trained | None,
+        score: Score | None,
+    ) -> None:
+        self.progress("writing", 0, 1)
+        if made.plan is not None:
+            pipeline.write_plan(made.plan, self.draft / "plan.json")
+        if trained is not None:
+            write_text(self.draft / "training.json", trained.model_dump_json(indent=1) + "\n")
+        if made.report is not None:
+            scores = (score,) if score is not None else ()
+            report = made.report.model_copy(update={"scores": scores})
+            for form in self.job.report:
+                path = self.draft / f"report.{form}"
+                write_text(path, document(report, path))
+        if self.job.weights == "none":
+            return
+        path = self.draft / f"model.{self.job.weights}"
+        if made.plan is not None:
+            pipeline.save(model, path, arch=source.arch)
+        elif path.suffix == ".pt":
+            pipeline.save_dense(model, path)
+        else:
+            state = {name: one.contiguous() for name, one in model.state_dict().items()}
+            from safetensors.torch import save_file
+
+            write_all([(path, lambda place: save_file(state, place))])

@@ -1,0 +1,165 @@
+"""Jobs on this machine, in worker processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+
+from bp_convert.batch.folders import LOG, Results
+from bp_convert.batch.outcomes import failure
+from bp_convert.batch.watch import Task, Watch
+from bp_convert.batch.worker import work
+from bp_convert.files import write_text
+from bp_convert.values.outcome import Outcome
+
+BREATH = 0.2  # seconds
+PATIENCE = 5.0  # seconds that a worker has to end
+
+
+@dataclass
+class _Hand:
+    """A worker process and its end of the pipes."""
+
+    process: SpawnProcess
+    tasks: Connection
+    life: Connection  # closed when this process ends: then the worker ends too
+    task: Task | None = None
+
+
+class Local:
+    """Runs jobs in worker processes; a job that takes its worker down fails alone.
+
+    Args:
+        results: the folder of results.
+        jobs: workers.
+    """
+
+    def __init__(self, results: Results, jobs: int) -> None:
+        self.results = results
+        self.jobs = jobs
+        self.context = multiprocessing.get_context("spawn")
+        self.hands: list[_Hand] = []
+
+    def run(self, tasks: Sequence[Task], watch: Watch, *, keep_going: bool) -> None:
+        """Run all tasks; unless ``keep_going``, none starts after one has failed."""
+        waiting = list(tasks)
+        try:
+            while waiting or any(hand.task for hand in self.hands):
+                self._hand_out(waiting, watch)
+                for outcome in self._hear(watch):
+                    watch.ended(outcome)
+                    if outcome.state == "failed" and not keep_going:
+                        waiting.clear()
+                watch.breathe()
+        finally:
+            self._stop()
+
+    def _hand_out(self, waiting: list[Task], watch: Watch) -> None:
+        idle = [hand for hand in self.hands if hand.task is None]
+        while waiting and (idle or len(self.hands) < self.jobs):
+            hand = idle.pop() if idle else self._hire(len(waiting))
+            task = self._next(waiting)
+            hand.task = task
+            watch.started(task.job.name)
+            with contextlib.suppress(OSError):  # it is dead: _hear finds out
+                hand.tasks.send(task)
+
+    def _next(self, waiting: list[Task]) -> Task:
+        """Take a task; rather one that does not wait for a full model that another one trains."""
+        training = {
+            hand.task.full
+            for hand in self.hands
+            if hand.task is not None
+            and hand.task.job.train is not None
+            and not (self.results.folder / "full" / hand.task.full).exists()
+        }
+        free = (place for place, task in enumerate(waiting) if task.full not in training)
+        return waiting.pop(next(free, 0))
+
+    def _hire(self, left: int) -> _Hand:
+        number = len(self.hands) + 1
+        log = self.results.work / f"worker-{number}.log"
+        threads = max(1, (os.cpu_count() or 1) // min(self.jobs, max(1, left)))
+        mine, theirs = self.context.Pipe()
+        watched, life = self.context.Pipe(duplex=False)
+        process = self.context.Process(
+            target=work,
+            args=(theirs, watched, str(self.results.folder), str(log), threads),
+            name=f"bp-convert-{number}",
+            daemon=False,  # training may have loader processes of its own
+        )
+        process.start()
+        theirs.close()
+        watched.close()
+        hand = _Hand(process, mine, life)
+        self.hands.append(hand)
+        return hand
+
+    def _hear(self, watch: Watch) -> list[Outcome]:
+        busy = {hand.tasks: hand for hand in self.hands if hand.task is not None}
+        ended: list[Outcome] = []
+        for ready in wait([*busy], timeout=BREATH):
+            assert isinstance(ready, Connection)
+            hand = busy[ready]
+            try:
+                kind, *rest = ready.recv()
+            except (EOFError, OSError):
+                ended.append(self._lost(hand))
+                continue
+            assert hand.task is not None
+            if kind == "progress":
+                watch.progressed(hand.task.job.name, *rest)
+            else:
+                hand.task = None
+                ended.append(rest[0])
+        return ended
+
+    def _lost(self, hand: _Hand) -> Outcome:
+        """Put down as failed the job whose worker died; keep what it logged."""
+        assert hand.task is not None
+        task = hand.task
+        hand.process.join(PATIENCE)
+        code = hand.process.exitcode or 0
+        how = f"exit code {code}"
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                how = signal.Signals(-code).name
+        hint = " (is there enough memory for it?)" if code == -signal.SIGKILL else ""
+        outcome = failure(task.job, task.identity, f"its process died: {how}{hint}")
+        log = ""
+        for left in self.results.work.glob(f"{task.job.name}.{hand.process.pid}.*/{LOG}"):
+            log = left.read_text(encoding="utf-8", errors="replace")
+        with self.results.drafted(task.job.name) as draft:
+            write_text(draft / LOG, f"{log}{outcome.problem}\n")
+            self.results.land(draft, outcome)
+        self._let_go(hand)
+        return outcome
+
+    def _let_go(self, hand: _Hand) -> None:
+        self.hands.remove(hand)
+        hand.tasks.close()
+        hand.life.close()
+
+    def _stop(self) -> None:
+        """End all workers: idle ones by asking, busy ones by closing what keeps them alive."""
+        for hand in self.hands:
+            with contextlib.suppress(OSError):
+                if hand.task is None:
+                    hand.tasks.send(None)
+                else:
+                    hand.life.close()
+        for hand in self.hands:
+            hand.process.join(PATIENCE)
+            if hand.process.is_alive():
+                hand.process.kill()
+                hand.process.join()
+            for pipe in (hand.tasks, hand.life):
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        self.hands.clear()

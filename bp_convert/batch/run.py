@@ -1,0 +1,178 @@
+"""A recipe run: which jobs are left, where they run, and what is written about them."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib.metadata
+import platform
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from bp_convert._version import __version__
+from bp_convert.batch.folders import Results
+from bp_convert.batch.identity import Identities
+from bp_convert.batch.read import Book, Stated
+from bp_convert.batch.sources import check_files, check_scores
+from bp_convert.batch.watch import Task, Watch
+from bp_convert.errors import RecipeError
+from bp_convert.files import write_text
+from bp_convert.render.batch import document
+from bp_convert.values.outcome import Outcome, Summary
+
+FORMS = ("json", "csv", "html")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a recipe is run.
+
+    Attributes:
+        folder: of results.
+        jobs: at a time.
+        executor: worker processes of this machine, or a Ray cluster.
+        only: patterns of names; empty means all jobs.
+        resume: go on with what an earlier run left.
+        force: do finished jobs again.
+        keep_going: start further jobs after one has failed.
+    """
+
+    folder: Path
+    jobs: int = 1
+    executor: Literal["local", "ray"] = "local"
+    only: tuple[str, ...] = ()
+    resume: bool = False
+    force: bool = False
+    keep_going: bool = False
+
+
+def selected(book: Book, only: Sequence[str]) -> list[Stated]:
+    """Return the jobs whose names match one of the patterns.
+
+    Raises:
+        RecipeError: a pattern that matches nothing.
+    """
+    names = [one.job.name for one in book.jobs]
+    for pattern in only:
+        if not fnmatch.filter(names, pattern):
+            raise RecipeError(
+                where=f"--only {pattern}",
+                found="no job of this name",
+                allowed=", ".join(names[:12]) + (", ..." if len(names) > 12 else ""),
+                fix="name a job, or a pattern such as '*alpha=2*'",
+            )
+    return [
+        one
+        for one in book.jobs
+        if not only or any(fnmatch.fnmatchcase(one.job.name, pattern) for pattern in only)
+    ]
+
+
+def run_recipe(book: Book, options: Options, watch: Watch) -> Summary:
+    """Run the jobs of a recipe that are not finished, and write the summary of all.
+
+    Raises:
+        RecipeError: files are missing, the folder holds another run's results, or is in use.
+        KeyboardInterrupt: passed on, once the workers have ended and the summary is written.
+    """
+    chosen = selected(book, options.only)
+    for one in chosen:
+        check_files(one)
+        check_scores(one)
+    results = Results(options.folder)
+    identities = Identities()
+    tasks = [_task(one, identities) for one in chosen]
+    with results.held():
+        results.sweep()
+        left = _left(book, tasks, results, options, watch)
+        known = {task.job.name: task.identity for task in tasks}
+        try:
+            if left:
+                _executor(results, options).run(left, watch, keep_going=options.keep_going)
+        finally:
+            results.sweep()
+            for one in book.jobs:
+                if one.job.name not in known:
+                    known[one.job.name] = identities.of(one.job)
+            summary = summarised(book, results, known)
+            write_summary(summary, results)
+    return summary
+
+
+def _task(stated: Stated, identities: Identities) -> Task:
+    job = stated.job
+    return Task(job, identities.of(job), identities.of_full(job))
+
+
+def _left(
+    book: Book, tasks: Sequence[Task], results: Results, options: Options, watch: Watch
+) -> list[Task]:
+    """Return the tasks that have to run; tell of those that are finished."""
+    finished = [t for t in tasks if results.identity(t.job.name) == t.identity]
+    there = results.names()
+    if there and not (options.resume or options.force):
+        raise RecipeError(
+            where=str(results.folder),
+            found=f"results of an earlier run: {len(there)} jobs, {len(finished)} of them as "
+            f"{book.path.name} states them now",
+            allowed="--resume to go on, --force to do them again, or another folder",
+            fix="add --resume: finished jobs that nothing has changed for are kept",
+        )
+    if options.force:
+        for task in finished:
+            shutil.rmtree(results.home(task.job.name))
+        return list(tasks)
+    for task in finished:
+        outcome = results.outcome(task.job.name, task.identity)
+        if outcome is not None:
+            watch.ended(outcome)
+    return [task for task in tasks if task not in finished]
+
+
+class _Executor(Protocol):
+    def run(self, tasks: Sequence[Task], watch: Watch, *, keep_going: bool) -> None:
+        """Run all tasks."""
+
+
+def _executor(results: Results, options: Options) -> _Executor:
+    if options.executor == "ray":
+        from bp_convert.batch.cluster import Cluster
+
+        return Cluster(results, options.jobs)
+    from bp_convert.batch.local import Local
+
+    return Local(results, options.jobs)
+
+
+def summarised(book: Book, results: Results, identities: dict[str, str]) -> Summary:
+    """Collect what became of every job of a recipe."""
+    outcomes = []
+    for one in book.jobs:
+        name = one.job.name
+        found = results.outcome(name, identities[name])
+        if found is None:
+            found = Outcome(name=name, state="waiting", paper=one.job.paper)
+        # The paper's figures are no part of a job's identity: the recipe's are the ones meant.
+        outcomes.append(found.model_copy(update={"paper": one.job.paper}))
+    return Summary(
+        name=book.name,
+        about=book.about,
+        recipe=book.path.name,
+        jobs=tuple(outcomes),
+        versions={
+            "bp-convert": __version__,
+            "torch": importlib.metadata.version("torch"),
+            "python": platform.python_version(),
+        },
+        machine=f"{platform.system()} {platform.machine()}",
+    )
+
+
+def write_summary(summary: Summary, results: Results) -> list[Path]:
+    """Write a summary as JSON, as a table, and as a page."""
+    return [
+        write_text(results.folder / f"summary.{form}", document(summary, form), force=True)
+        for form in FORMS
+    ]

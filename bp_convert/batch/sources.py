@@ -1,0 +1,136 @@
+"""The files that a job names: whether they are there, and whether their code may run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from bp_convert.batch.read import Stated
+from bp_convert.errors import RecipeError
+from bp_convert.values.recipe import Job
+
+_NAMES = re.compile(r"[A-Za-z]\w*")  # of data sets that torchvision and others know
+_LIBRARIES = ("torchvision", "timm", "bp")
+
+
+def data_sources(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield (key, source) for all data that a job names."""
+    found = [("calibrate", job.calibrate), ("evaluate", job.evaluate)]
+    for key in ("train", "finetune"):
+        training = getattr(job, key)
+        if training is not None:
+            found.append((f"{key}.data", training.data))
+            if isinstance(training.validation, str):
+                found.append((f"{key}.validation", training.validation))
+    yield from ((key, one) for key, one in found if one)
+
+
+def code_files(job: Job) -> Iterator[tuple[str, Path]]:
+    """Yield (key, file) for all Python files that a job runs."""
+    named = [*data_sources(job), ("arch", job.arch or ""), ("metric", job.metric or "")]
+    for key in ("train", "finetune"):
+        training = getattr(job, key)
+        if training is not None:
+            named += [(f"{key}.optimizer", training.optimizer)]
+            named += [(f"{key}.schedule", training.schedule)]
+    for key, text in named:
+        file, colon, _ = text.partition("?")[0].rpartition(":")
+        if colon and file.endswith(".py"):
+            yield key, Path(file)
+
+
+def files_of(job: Job) -> Iterator[Path]:
+    """Yield every file and folder that a job's result depends on, as far as it names them."""
+    if job.model:
+        yield Path(job.model).expanduser()
+    if job.tokenizer:
+        yield Path(job.tokenizer).expanduser()
+    if job.arch and job.arch.startswith("transformers:"):
+        yield Path(job.arch.partition("?")[0].partition(":")[2])
+    yield from (path for _, path in code_files(job))
+    yield from (Path(one) for one in job.trust if one.endswith(".py"))
+    for _, source in data_sources(job):
+        name, _, options = source.partition("?")
+        if Path(name).expanduser().exists():
+            yield Path(name).expanduser()
+        elif _NAMES.fullmatch(name):
+            given = [one.partition("=") for one in options.split("&")]
+            root = next((Path(value) for key, _, value in given if key == "root"), Path("data"))
+            yield root.expanduser() / name if (root / name).exists() else root.expanduser()
+
+
+def check_files(stated: Stated) -> None:
+    """Refuse a job whose files are not there, or whose code nobody has allowed to run.
+
+    Raises:
+        RecipeError: with the place in the recipe.
+    """
+    job = stated.job
+    for key in ("model", "tokenizer"):
+        text = getattr(job, key)
+        if text is not None and not Path(text).expanduser().exists():
+            raise _absent(stated, key, text, "a file or folder that is there")
+    for key, path in code_files(job):
+        if not path.is_file():
+            raise _absent(stated, key, str(path), "a Python file that is there")
+        if path.resolve() not in {Path(one).resolve() for one in job.trust}:
+            raise RecipeError(
+                where=stated.at(key),
+                found=f"{path} would be run",
+                allowed="Python files that the recipe names under trust",
+                fix=f"if you trust its code, add it: `trust: [{path}]`",
+            )
+    if job.arch is not None:
+        _check_arch(stated, job.arch)
+    for key, source in data_sources(job):
+        name = source.partition("?")[0]
+        known = _NAMES.fullmatch(name) or ".py:" in name
+        if not known and not Path(name).expanduser().exists():
+            raise _absent(stated, key, name, "a file or folder of examples, or a data set's name")
+
+
+def check_scores(stated: Stated) -> None:
+    """Refuse a score on what the job trains on.
+
+    Raises:
+        RecipeError: one file is trained and scored on. A named data set has a split for each.
+    """
+    job = stated.job
+    scored = (job.evaluate or "").partition("?")[0]
+    if not scored or _NAMES.fullmatch(scored):
+        return
+    for key in ("train", "finetune"):
+        training = getattr(job, key)
+        source = (training.data or "").partition("?")[0] if training is not None else ""
+        if source and Path(source) == Path(scored):
+            raise RecipeError(
+                where=stated.at("evaluate"),
+                found=f"{scored}, which {key} trains on",
+                allowed="examples that nothing is fitted to",
+                fix="split the examples into two files, one to train on and one to score on",
+            )
+
+
+def _check_arch(stated: Stated, arch: str) -> None:
+    text = arch.partition("?")[0]
+    source, colon, name = text.partition(":")
+    if source == "transformers" and not Path(name, "config.json").is_file():
+        raise _absent(stated, "arch", name, "the folder of a transformers model")
+    if not colon or not name:
+        raise RecipeError(
+            where=stated.at("arch"),
+            found=repr(arch),
+            allowed=f"{', '.join(f'{one}:NAME' for one in _LIBRARIES)}, transformers:FOLDER, or "
+            "FILE.py:FACTORY",
+            fix="say where the architecture comes from, such as torchvision:resnet18",
+        )
+
+
+def _absent(stated: Stated, key: str, name: str, allowed: str) -> RecipeError:
+    return RecipeError(
+        where=stated.at(key),
+        found=f"nothing at {name}",
+        allowed=allowed,
+        fix=f"correct the path; it is looked up from {Path.cwd()}, where the command runs",
+    )

@@ -1,0 +1,52 @@
+"""Where jobs meet training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import nn
+
+from bp_convert import training
+from bp_convert.values.recipe import Job
+from bp_convert.values.training import Trained
+
+Progress = Callable[[str, int, int], None]
+
+
+def finetune(
+    model: nn.Module,
+    teacher: nn.Module | None,
+    job: Job,
+    *,
+    folder: Path,
+    tokenizer: str | None,
+    progress: Progress,
+) -> tuple[nn.Module, Trained]:
+    """Train a copy of ``model`` as the job's ``finetune`` says; go on where a killed run was.
+
+    Args:
+        teacher: whom to learn from; None learns from labels alone.
+        folder: where checkpoints lie while the job is not finished.
+        progress: called with words, steps done and their number.
+
+    Raises:
+        BpConvertError: data that does not fit, or training that diverges.
+    """
+    settings = job.finetune
+    assert settings is not None
+    if "seed" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"seed": job.seed % 2**32})
+    folder.mkdir(parents=True, exist_ok=True)
+    return training.finetune(
+        model,
+        settings.data,
+        teacher=teacher,
+        settings=settings,
+        folder=folder,
+        resume=True,
+        metric=job.metric,
+        inputs=job.request.inputs or None,
+        tokenizer=tokenizer,
+        progress=progress,
+    )

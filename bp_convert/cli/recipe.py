@@ -1,0 +1,257 @@
+"""The commands for recipes: run, validate, schema, init."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from bp_convert.cli import options as o
+from bp_convert.cli.session import DONE, FAILED, errors_shown, progress_shown, show, show_files
+
+if TYPE_CHECKING:
+    from bp_convert.batch.watch import Watch
+    from bp_convert.values.outcome import Outcome
+
+app = typer.Typer(
+    rich_markup_mode="markdown",
+    no_args_is_help=True,
+    help="Run batches of conversions from a file.",
+)
+File = Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML or JSON file.")]
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="FOLDER",
+        help="Where results go. Default: the recipe's `output`, or runs/NAME.",
+    ),
+]
+Jobs = Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Jobs at a time.")]
+Only = Annotated[
+    list[str] | None,
+    typer.Option("--only", metavar="PATTERN", help="Only jobs of these names. Repeat for more."),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on: keep finished jobs that nothing has changed for.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Do finished jobs again.")]
+KeepGoing = Annotated[
+    bool, typer.Option("--keep-going", help="Start further jobs after one has failed.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show every job's plan and cost, and stop.")
+]
+Executor = Annotated[
+    str,
+    typer.Option(
+        "--executor",
+        metavar="local|ray",
+        callback=o.choice("local", "ray"),
+        help="Where jobs run: processes here, or a Ray cluster (RAY_ADDRESS, else one of its own).",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON only.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the verdict only.")]
+
+
+@app.command()
+def run(
+    recipe: File,
+    output: Folder = None,
+    jobs: Jobs = 1,
+    only: Only = None,
+    resume: Resume = False,
+    force: Force = False,
+    keep_going: KeepGoing = False,
+    dry_run: DryRun = False,
+    executor: Executor = "local",
+    json_only: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run the jobs of a recipe; results go into a folder with a summary.html."""
+    if resume and force:
+        raise typer.BadParameter("--resume keeps finished jobs, --force does them again: give one")
+    failed = False
+    with errors_shown():
+        from bp_convert.batch.read import read_recipe
+
+        book = read_recipe(recipe)
+        folder = output or book.output
+        from bp_convert.batch.run import Options, run_recipe, selected
+
+        chosen = selected(book, only or ())
+        if dry_run:
+            from bp_convert.batch.estimate import estimates
+            from bp_convert.render.batch_plan import shown_estimates
+
+            with progress_shown(quiet=quiet or json_only) as progress:
+                found = list(estimates(chosen, progress))
+            failed = any(one.problem for one in found)
+            if json_only:
+                print(json.dumps([one.model_dump(mode="json") for one in found], indent=1))
+            else:
+                show(shown_estimates(book.name, found))
+            raise SystemExit(FAILED if failed else DONE)
+        wanted: Literal["local", "ray"] = "ray" if executor == "ray" else "local"
+        options = Options(
+            folder=folder,
+            jobs=jobs,
+            executor=wanted,
+            only=tuple(only or ()),
+            resume=resume,
+            force=force,
+            keep_going=keep_going,
+        )
+        names = [one.job.name for one in chosen]
+        try:
+            with _watched(names, quiet=quiet or json_only) as watch:
+                summary = run_recipe(book, options, watch)
+        except KeyboardInterrupt:
+            print(
+                f"interrupted; what is finished is in {folder}, and --resume goes on",
+                file=sys.stderr,
+            )
+            raise SystemExit(130) from None
+        from bp_convert.render.batch import document, shown, verdict
+
+        if json_only:
+            print(document(summary, "json"), end="")
+        elif quiet:
+            print(verdict(summary))
+        else:
+            show(shown(summary))
+            show_files([folder / "summary.html", folder / "summary.csv", folder / "summary.json"])
+        failed = any(one.state == "failed" for one in summary.jobs if one.name in names)
+    raise typer.Exit(FAILED if failed else DONE)
+
+
+@app.command()
+def validate(
+    recipes: Annotated[list[Path], typer.Argument(metavar="RECIPE...", help="Recipe files.")],
+    no_files: Annotated[
+        bool, typer.Option("--no-files", help="Do not look whether models and data are there.")
+    ] = False,
+) -> None:
+    """Check recipes: keys, values, names, and whether the files they name are there."""
+    with errors_shown():
+        from bp_convert.batch.read import read_recipe
+        from bp_convert.batch.sources import check_files, check_scores
+
+        for path in recipes:
+            book = read_recipe(path)
+            for one in book.jobs:
+                check_scores(one)
+                if not no_files:
+                    check_files(one)
+            code = sorted({trusted for one in book.jobs for trusted in one.job.trust})
+            words = f"; runs code of {', '.join(code)}" if code else ""
+            count = "1 job" if len(book.jobs) == 1 else f"{len(book.jobs)} jobs"
+            print(f"{path}: {count}{words}")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of a recipe, by which editors complete and check one."""
+    from bp_convert.values.recipe import Recipe
+
+    made = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **_written(Recipe.model_json_schema(by_alias=True)),
+        "title": "bp-convert recipe",
+    }
+    print(json.dumps(made, indent=1))
+
+
+@app.command()
+def init(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model file, or an architecture FROM:NAME.")
+    ],
+    arch: o.Arch = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Default: NAME.yaml in this folder."),
+    ] = None,
+    force: o.Force = False,
+) -> None:
+    """Write a commented recipe for a model, to start from."""
+    with errors_shown():
+        from bp_convert.batch.template import template
+        from bp_convert.files.atomic import write_text
+
+        text, name = template(model, arch)
+        print(f"wrote {write_text(output or Path(f'{name}.yaml'), text, force=force)}")
+
+
+def _written(schema: dict[str, Any]) -> dict[str, Any]:
+    """Say how values are written in a file, where that differs from how they are kept."""
+    definitions = schema.get("$defs", {})
+    for name, example in (("TensorSpec", "3x224x224"), ("Target", "params=0.25")):
+        if name in definitions:
+            definitions[name] = {
+                "anyOf": [{"type": "string", "examples": [example]}, definitions[name]]
+            }
+    for part in (schema, *definitions.values()):
+        for key in ("input", "target", "trust", "report", "inputs"):
+            one = part.get("properties", {}).get(key)
+            if isinstance(one, dict) and one.get("type") == "array":
+                kept = {k: v for k, v in one.items() if k in ("title", "default", "description")}
+                items = one["items"]
+                part["properties"][key] = {**kept, "anyOf": [one, items]}
+    return schema
+
+
+class _Lines:
+    """Says what becomes of jobs, line by line, where no terminal shows a table."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.count = 0
+
+    def started(self, name: str) -> None:
+        """Do nothing."""
+
+    def progressed(self, name: str, words: str, done: int, total: int) -> None:
+        """Do nothing."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """Say it."""
+        self.count += 1
+        words = f": {outcome.problem}" if outcome.problem else f" in {outcome.seconds:.1f} s"
+        print(
+            f"[{self.count}/{self.total}] {outcome.name} {outcome.state}{words}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def breathe(self) -> None:
+        """Do nothing."""
+
+
+@contextmanager
+def _watched(names: list[str], *, quiet: bool) -> Iterator[Watch]:
+    """Yield whoever looks on: a live table on a terminal, lines elsewhere, nobody if quiet."""
+    from bp_convert.batch.watch import Unwatched
+
+    if quiet:
+        yield Unwatched()
+        return
+    if not sys.stderr.isatty():
+        yield _Lines(len(names))
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    from bp_convert.render.board import Board
+
+    board = Board(names)
+    console = Console(stderr=True)
+    with Live(board, console=console, refresh_per_second=4, transient=True):
+        yield board

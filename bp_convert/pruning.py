@@ -1,0 +1,145 @@
+"""Channel pruning by the norm of weights, to compare with: a narrower model of a given size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from bp_convert.counting import count_bytes, count_params, with_counts
+from bp_convert.errors import PlanError
+from bp_convert.graph.channel_map import measure_maps
+from bp_convert.graph.example import make_inputs
+from bp_convert.graph.inputs import infer_input
+from bp_convert.graph.narrow import Narrow, narrow
+from bp_convert.graph.observe import observe
+from bp_convert.graph.walk import Site, walk
+from bp_convert.surgery import Converted, apply_plan, fingerprint
+from bp_convert.values.plan import AttrChange, LayerPlan, Plan, Resize
+from bp_convert.values.settings import Init, Settings
+from bp_convert.values.tensors import TensorSpec
+
+_BATCH = 4  # examples that tell channels apart
+
+
+def prune(
+    model: nn.Module,
+    params: int,
+    *,
+    inputs: Sequence[TensorSpec] = (),
+    init: Init = "warm",
+    seed: int = 0,
+) -> tuple[Converted, Plan]:
+    """Return a copy of ``model`` with as many outputs a layer as ``params`` parameters allow.
+
+    Every free layer keeps one share of its outputs, those whose weights have the largest norm
+    (Li et al., 2017: Pruning filters for efficient ConvNets); layers that are added to each other
+    are judged together. The output keeps its shape.
+
+    Args:
+        params: parameters at most.
+        inputs: example inputs; inferred where there are none.
+        init: ``warm`` keeps the weights of what stays, ``random`` starts afresh.
+        seed: of random starts.
+
+    Raises:
+        PlanError: the model's widths cannot be followed, or the size is out of reach.
+    """
+    specs = tuple(inputs) or (infer_input(model) or ((), ""))[0]
+    if not specs:
+        raise PlanError(
+            where=f"{type(model).__name__}, pruned",
+            found="no example input is known",
+            allowed="an input to run the model on: pruning follows what the forward does",
+            fix="describe it with `input`, such as 3x224x224",
+        )
+    sites = walk(model)
+    args, kwargs = make_inputs(model, specs, batch=_BATCH)
+    targets = {site.name: site.kind.name for site in sites}
+    found = narrow(model, args, kwargs, params=params, targets=targets)
+    plan = _plan(model, sites, found, specs, init, seed)
+    if init == "random":
+        return apply_plan(model, plan), plan
+    maps = measure_maps(model, plan, args, kwargs, kept=_kept(sites, found))
+    return apply_plan(model, plan, maps), plan
+
+
+def _plan(
+    model: nn.Module,
+    sites: Sequence[Site],
+    found: Narrow,
+    specs: Sequence[TensorSpec],
+    init: Init,
+    seed: int,
+) -> Plan:
+    layers = []
+    for site in sites:
+        target = found.widths.targets[site.name]
+        before = (target.inputs_before, target.outputs_before)
+        after = (target.inputs_after, target.outputs_after)
+        layers.append(
+            LayerPlan(
+                name=site.name,
+                aliases=site.aliases,
+                kind=site.kind.name,
+                action="kept" if before == after else "widened",
+                reason=target.reason or "pruned by the norm of its weights",
+                inputs=(before[0], after[0]),
+                outputs=(before[1], after[1]),
+                init=init,
+                params=(site.kind.params(site.module, before), 0),
+            )
+        )
+    widths = found.widths
+    plan = Plan(
+        model=f"{type(model).__module__}.{type(model).__qualname__}",
+        fingerprint=fingerprint(model),
+        settings=Settings(inputs=tuple(specs), init=init, seed=seed),
+        inputs=tuple(specs),
+        layers=tuple(layers),
+        resizes=tuple(Resize(name=r.name, before=r.before, after=r.after) for r in widths.resizes),
+        attrs=tuple(
+            AttrChange(module=a.module, attr=a.attr, before=a.before, after=a.after)
+            for a in widths.attrs
+        ),
+        params=count_params(model),
+        bytes=count_bytes(model),
+        notes=(f"pruned: {100 * found.share:.1f} % of each free layer's outputs are kept",),
+    )
+    args, kwargs = make_inputs(model, specs, batch=1)
+    watched = {site.name: site.module for site in sites}
+    return with_counts(model, plan, observe(model, watched, args, kwargs).total_macs)
+
+
+def _kept(sites: Sequence[Site], found: Narrow) -> dict[str, Tensor]:
+    """Return, for each layer that becomes narrower, the outputs that it keeps."""
+    norms: dict[str, Tensor] = {}
+    for site in sites:
+        group = found.groups.get(site.name)
+        own = None if group is None else _norms(site.module)
+        if group is not None and own is not None:
+            norms[group] = norms[group] + own if group in norms else own
+    kept = {}
+    for name, group in found.groups.items():
+        count = found.widths.targets[name].outputs_after
+        if group in norms and len(norms[group]) >= count:
+            kept[name] = norms[group].topk(count).indices.sort().values
+    return kept
+
+
+def _norms(module: nn.Module) -> Tensor | None:
+    """Return the squared norm of the weights of each output, (K,); None where not known."""
+    with torch.no_grad():
+        if isinstance(module, nn.Embedding):
+            return module.weight.double().square().sum(0)
+        if isinstance(module, nn.LSTM):
+            if module.num_layers > 1 or module.bidirectional or module.proj_size:
+                return None
+            rows = torch.cat([module.get_parameter(f"weight_{of}_l0") for of in ("ih", "hh")], 1)
+            gates = rows.double().square().sum(1).view(4, module.hidden_size)
+            return gates.sum(0)
+        weight = getattr(module, "weight", None)
+        if not isinstance(weight, Tensor) or getattr(module, "transposed", False):
+            return None
+        return weight.double().square().flatten(1).sum(1)

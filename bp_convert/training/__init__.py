@@ -1,0 +1,7 @@
+"""Converted models trained: by their source, by labels, on one process or several."""
+
+from __future__ import annotations
+
+from bp_convert.training.finetune import finetune, settings_for
+
+__all__ = ["finetune", "settings_for"]

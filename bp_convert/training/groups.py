@@ -1,0 +1,209 @@
+"""Optimisers and schedules by name, and which parameters get which rate and decay."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from bp_convert.errors import TrainingError
+from bp_convert.layers import TWINS
+from bp_convert.values.training import Training
+
+SCHEDULES = ("constant", "cosine", "linear", "step")
+
+
+def split(model: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """Return the trainable parameters of a model; tied ones count once.
+
+    ``factors`` are those of bilinear layers, ``weights`` dense ones, ``rest`` biases and norms.
+    """
+    factors = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, TWINS)
+        for name, parameter in module.named_parameters(recurse=False)
+        if not name.startswith("bias")
+    }
+    found: dict[str, list[nn.Parameter]] = {"factors": [], "weights": [], "rest": []}
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            continue
+        if id(parameter) in factors:
+            found["factors"].append(parameter)
+        else:
+            found["weights" if parameter.dim() > 1 else "rest"].append(parameter)
+    return found
+
+
+def make_optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimizer:
+    """Return the optimiser that the settings name, with a group each for factors, dense weights
+    and the rest.
+
+    Raises:
+        TrainingError: it is unknown or does not take the options, or nothing is trainable.
+    """
+    parameters = split(model)
+    if not any(parameters.values()):
+        raise TrainingError(
+            where=type(model).__name__,
+            found="no parameter that requires a gradient",
+            allowed="at least one trainable parameter",
+            fix="set requires_grad on what is to be trained",
+        )
+    rates = {"factors": settings.factor_lr or settings.lr}
+    decays = {"factors": settings.factor_decay, "weights": settings.weight_decay}
+    kind = _optimizer_class(settings.optimizer)
+    decaying = "weight_decay" in _accepted(kind)
+    groups: list[dict[str, Any]] = []
+    for name, ones in parameters.items():
+        if not ones:
+            continue
+        group: dict[str, Any] = {"params": ones, "lr": rates.get(name, settings.lr), "name": name}
+        if decaying:
+            group["weight_decay"] = decays.get(name, 0.0)
+        elif decays.get(name):
+            raise _refused(settings.optimizer, "a weight decay", "leave the decay out")
+        groups.append(group)
+    _check_options(settings.optimizer, kind, settings.optimizer_options)
+    try:
+        made: torch.optim.Optimizer = kind(groups, **_plain(settings.optimizer_options))
+    except (TypeError, ValueError) as problem:
+        raise _refused(
+            settings.optimizer, f"{settings.optimizer_options}: {problem}", "correct the options"
+        ) from None
+    return made
+
+
+def make_schedule(optimizer: torch.optim.Optimizer, settings: Training, steps: int) -> LRScheduler:
+    """Return the schedule that the settings name, over ``steps`` steps.
+
+    Raises:
+        TrainingError: it is unknown or cannot be made.
+    """
+    warm = round(settings.warmup * steps)
+    name = settings.schedule
+    shape = _shape(name)
+    if shape is not None:
+
+        def rate(step: int) -> float:
+            if step < warm:
+                return (step + 1) / (warm + 1)
+            return float(shape((step - warm) / max(1, steps - warm)))
+
+        return LambdaLR(optimizer, rate)
+    kind: Any = getattr(torch.optim.lr_scheduler, name, None) or _imported(name, "schedule")
+    if not (isinstance(kind, type) and issubclass(kind, LRScheduler)):
+        if not callable(kind):
+            raise _unknown("schedule", name, _schedules())
+        return LambdaLR(optimizer, lambda step: float(kind(step / max(1, steps))))
+    if warm:
+        raise _refused(name, "a warm-up", "leave warmup out: this scheduler has its own course")
+    options = dict(settings.schedule_options)
+    for key in ("total_steps", "T_max", "total_iters"):
+        if key in _accepted(kind):
+            options.setdefault(key, steps)
+    try:
+        made: LRScheduler = kind(optimizer, **options)
+    except (TypeError, ValueError) as problem:
+        raise _refused(name, str(problem), "give its arguments as schedule_options") from None
+    return made
+
+
+def _shape(name: str) -> Callable[[float], float] | None:
+    shapes: dict[str, Callable[[float], float]] = {
+        "constant": lambda done: 1.0,
+        "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * min(1.0, done))),
+        "linear": lambda done: max(0.0, 1 - done),
+        "step": lambda done: 0.1 ** ((done >= 0.5) + (done >= 0.75)),
+    }
+    return shapes.get(name)
+
+
+def _optimizer_class(name: str) -> Any:
+    known = {
+        key.lower(): value
+        for key, value in vars(torch.optim).items()
+        if isinstance(value, type)
+        and issubclass(value, torch.optim.Optimizer)
+        and value is not torch.optim.Optimizer
+        and key != "LBFGS"  # it wants a closure
+    }
+    if name.lower() in known:
+        return known[name.lower()]
+    found = _imported(name, "optimizer") if ":" in name else None
+    if not callable(found):
+        raise _unknown("optimizer", name, [one.__name__ for one in known.values()])
+    return found
+
+
+def _imported(name: str, what: str) -> Any:
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise _unknown(what, name, _schedules())
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as problem:
+        raise TrainingError(
+            where=f"{what}={name}",
+            found=f"it cannot be imported: {problem}",
+            allowed="package.module:NAME of something installed",
+            fix="check the name, or install the package",
+        ) from None
+
+
+def _schedules() -> list[str]:
+    classes = [
+        key
+        for key, value in vars(torch.optim.lr_scheduler).items()
+        if isinstance(value, type) and issubclass(value, LRScheduler) and value is not LRScheduler
+    ]
+    return [*SCHEDULES, *classes]
+
+
+def _accepted(kind: Any) -> list[str]:
+    return list(inspect.signature(kind).parameters)
+
+
+def _check_options(name: str, kind: Any, options: dict[str, Any]) -> None:
+    accepted = [one for one in _accepted(kind) if one not in ("params", "lr", "weight_decay")]
+    parameters = inspect.signature(kind).parameters.values()
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
+        return
+    for key in options:
+        if key not in accepted:
+            near = difflib.get_close_matches(key, accepted, n=1)
+            raise TrainingError(
+                where=f"optimizer_options of {name}",
+                found=f"the option {key}",
+                allowed=", ".join(accepted),
+                fix=f"did you mean {near[0]}?"
+                if near
+                else "leave it out; lr and the decays are settings of their own",
+            )
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """Lists, as files write them, become the tuples that optimisers take."""
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in options.items()}
+
+
+def _unknown(what: str, name: str, known: list[str]) -> TrainingError:
+    near = difflib.get_close_matches(name, known, n=2)
+    return TrainingError(
+        where=f"{what}={name}",
+        found="no such name",
+        allowed=f"{', '.join(known)}, or package.module:NAME",
+        fix=f"did you mean {' or '.join(near)}?" if near else "name one of these",
+    )
+
+
+def _refused(name: str, found: str, fix: str) -> TrainingError:
+    return TrainingError(where=name, found=found, allowed="what its constructor takes", fix=fix)

@@ -1,0 +1,120 @@
+"""The validation data scored: the loss, and a metric where one fits."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from bp_convert.data.examples import adapt, rows_in
+from bp_convert.evaluation.meters import meter_factory
+from bp_convert.evaluation.outputs import Seen, live_output
+from bp_convert.graph.observe import quiet_forward
+from bp_convert.training.engine import Engine
+from bp_convert.training.feed import Feed, Micro
+from bp_convert.training.loss import Objective
+
+
+def metric_for(objective: Objective, name: str | None = None) -> str | None:
+    """Return the metric that fits a task: accuracy, perplexity, or the cosine to the teacher.
+
+    Args:
+        name: what the user asked for instead.
+    """
+    if name is not None:
+        return name
+    if objective.task == "classes" and objective.labelled:
+        return "accuracy"
+    if objective.causal:
+        return "perplexity"
+    return "cosine" if objective.taught else None
+
+
+class Judge:
+    """Scores a model on validation data.
+
+    Args:
+        feed: the data, in a fixed order.
+        objective: the loss, whose terms on layers are left out here.
+        metric: name of a metric, or None for the loss alone.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        feed: Feed,
+        objective: Objective,
+        metric: str | None,
+        teacher: nn.Module | None,
+    ) -> None:
+        self.engine, self.feed, self.objective = engine, feed, objective
+        self.metric, self.teacher = metric, teacher
+        self.count = 0
+
+    def score(self, model: nn.Module) -> dict[str, float]:
+        """Return ``loss`` and the metric of a model, in eval mode; it stays as it is.
+
+        Processes share the work; their results are weighted by their examples.
+        """
+        meter = None if self.metric is None else meter_factory(self.metric)()
+        loss = weight = 0.0
+        self.count = 0
+        flags = [(module, module.training) for module in model.modules()]
+        model.eval()
+        try:
+            with torch.no_grad(), quiet_forward():
+                for micro in self.feed.epoch(0):
+                    there = to_device(micro, self.engine.inner)
+                    with self.engine.autocast():
+                        raw = model(*there.args, **there.kwargs)
+                        reference = self.reference(there)
+                    rows = rows_in(micro.args, micro.kwargs)
+                    value = float(self.objective(raw, there, reference))
+                    share = micro.share * micro.total  # of all processes' examples
+                    loss, weight = loss + value * share, weight + share
+                    self.count += micro.total
+                    finite = bool(torch.isfinite(live_output(raw, rows)).all())
+                    if meter is not None and finite:
+                        beside = None if reference is None else reference.float().cpu()
+                        plain = pytree.tree_map_only(Tensor, lambda t: t.float(), raw)
+                        meter.update(Seen(plain, micro.args, micro.kwargs, micro.labels, beside))
+                    elif not finite:
+                        meter = None
+        finally:
+            for module, flag in flags:
+                module.training = flag
+        found = {"loss": self.engine.mean(loss / weight, weight)}
+        if meter is not None and self.metric is not None:
+            found[self.metric] = self.engine.mean(meter.compute(), weight)
+        return found
+
+    def of_teacher(self) -> dict[str, float]:
+        """Return the metric of the teacher, where it has one of its own."""
+        if self.teacher is None or self.metric in (None, "cosine", "error"):
+            return {}
+        assert self.metric is not None
+        found = self.score(self.teacher)
+        return {self.metric: found.get(self.metric, math.nan)}
+
+    def reference(self, there: Micro) -> Tensor | None:
+        """Return the teacher's output on a pass."""
+        return None if self.teacher is None else taught(self.teacher, there)
+
+
+def taught(teacher: nn.Module, there: Micro) -> Tensor:
+    """Return the teacher's output, without a graph.
+
+    Raises:
+        DataError: it has none that counts.
+    """
+    with torch.no_grad():
+        raw = teacher(*there.args, **there.kwargs)
+    return live_output(raw, rows_in(there.args, there.kwargs)).detach()
+
+
+def to_device(micro: Micro, model: nn.Module) -> Micro:
+    """Return a pass in the form that a model takes, where it is."""
+    args, kwargs = adapt(model, micro.args, micro.kwargs)
+    return Micro(args, kwargs, micro.labels, micro.total, micro.share)

@@ -1,0 +1,307 @@
+"""The loop: passes, steps, validations, checkpoints, in an order that resuming repeats exactly."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bp_convert.training.average import Average
+from bp_convert.training.checkpoints import Checkpoints
+from bp_convert.training.engine import Engine
+from bp_convert.training.feed import Feed, Micro, groups, random_state, set_random_state
+from bp_convert.training.judge import Judge, taught, to_device
+from bp_convert.training.loss import Objective
+from bp_convert.training.matching import LayerPairs
+from bp_convert.training.memory import held_by, held_by_optimizer, measured
+from bp_convert.training.trouble import Watchdog, diagnose, diverged
+from bp_convert.training.watch import Watch
+from bp_convert.values.training import Training
+
+ENOUGH = "all steps done"
+
+
+@dataclass
+class State:
+    """How far a run is; with weights and random states it is all that a checkpoint holds."""
+
+    step: int = 0
+    epoch: int = 0
+    position: int = 0  # passes of the epoch that are done
+    examples: int = 0
+    seconds: float = 0.0
+    waited: int = 0  # validations since the best
+    stopped: str = ""
+    before: dict[str, float] = field(default_factory=dict)
+    teacher: dict[str, float] = field(default_factory=dict)
+    best_step: int = 0
+    best: dict[str, float] = field(default_factory=dict)
+    best_weights: dict[str, Any] | None = None
+    losses: list[float] = field(default_factory=list)
+
+
+class Loop:
+    """A run.
+
+    Args:
+        about: what a checkpoint must agree on with the run that goes on from it.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Training,
+        feed: Feed,
+        objective: Objective,
+        schedule: Any,
+        steps: int,
+        *,
+        judge: Judge | None,
+        teacher: nn.Module | None,
+        pairs: LayerPairs | None,
+        average: Average | None,
+        watch: Watch,
+        checkpoints: Checkpoints | None,
+        about: Mapping[str, Any],
+    ) -> None:
+        self.engine, self.settings, self.feed = engine, settings, feed
+        self.objective, self.schedule, self.steps = objective, schedule, steps
+        self.judge, self.teacher, self.pairs, self.average = judge, teacher, pairs, average
+        self.watch, self.checkpoints, self.about = watch, checkpoints, dict(about)
+        self.state = State()
+        self.watchdog = Watchdog()
+        self.peak: int | None = None
+        self._written = time.monotonic()
+        self._first = -1  # the first step of this part of the run
+        self._spent = 0.0  # seconds in steps
+
+    def run(self) -> None:
+        """Train until the steps are done or nothing gets better.
+
+        Raises:
+            TrainingError: the loss is no number any more.
+            CheckpointError: a checkpoint cannot be written.
+        """
+        state, start = self.state, time.monotonic()
+        earlier = state.seconds
+        self._first = state.step
+        if state.step == 0 and self.judge is not None:
+            state.before = self._validated()
+            state.teacher = self.judge.of_teacher()
+            self._note_best(state.before)
+            self.watch.validation(0, state.before)
+        while state.step < self.steps and not state.stopped:
+            micros = self.feed.epoch(state.epoch, state.position)
+            for group, last in groups(micros, self.settings.accumulate):
+                began = time.monotonic()
+                self._step(group)
+                self._spent += time.monotonic() - began
+                if last:
+                    state.epoch, state.position = state.epoch + 1, 0
+                else:
+                    state.position += len(group)
+                done = state.step >= self.steps
+                if self._validation_due(last, done):
+                    self._validate()
+                state.seconds = earlier + time.monotonic() - start
+                if done and not state.stopped:
+                    state.stopped = ENOUGH
+                if self._checkpoint_due(last, bool(state.stopped)):
+                    self.write()
+                if state.stopped:
+                    break
+        if self.judge is not None and state.best_weights is not None:
+            self.engine.set_weights(state.best_weights)
+        elif self.average is not None:
+            state.best_step = state.step
+            self.average.put()
+        else:
+            state.best_step = state.step
+
+    @property
+    def rate(self) -> float:
+        """Examples a second in this part of the run, validation left out."""
+        each = self.state.examples / max(1, self.state.step)
+        return (self.state.step - self._first) * each / self._spent if self._spent else 0.0
+
+    def _step(self, group: list[Micro]) -> None:
+        """Make one step of the optimiser out of some passes."""
+        state = self.state
+        if self.peak is None and state.step >= min(self._first + 1, self.steps - 1):
+            # The second step: the optimiser has its states by then.
+            held = held_by(self.engine.bare) + held_by_optimizer(self.engine.raw_optimizer)
+            held += 0 if self.teacher is None else held_by(self.teacher)
+            held += 0 if self.average is None else self.average.held
+            (loss, norm), self.peak = measured(
+                lambda: self._advance(group), self.engine.device, held
+            )
+        else:
+            loss, norm = self._advance(group)
+        if not self.engine.skipped:
+            self.schedule.step()
+            if self.average is not None:
+                self.average.update()
+        state.step += 1
+        state.examples += sum(one.total for one in group)
+        state.losses.append(loss)
+        self.watch.step(
+            state.step,
+            self.steps,
+            {
+                "loss": loss,
+                "lr": float(self.engine.raw_optimizer.param_groups[0]["lr"]),
+                "norm": norm,
+                "rate": round(self.rate, 1),
+            },
+        )
+
+    def _advance(self, group: list[Micro]) -> tuple[float, float]:
+        """Change the weights once; return the loss and the norm of its gradient."""
+        loss = self._gradients(group)
+        norm = self.engine.norm(self.settings.clip)
+        healthy = self.watchdog.healthy(loss) and (
+            math.isfinite(norm) or self.engine.scaler is not None
+        )
+        if self.engine.any(not healthy):
+            self._give_up(group[-1], loss if not math.isfinite(loss) else norm, loss)
+        self.engine.optimizer.step()
+        self.engine.raw_optimizer.zero_grad(set_to_none=True)
+        return loss, norm
+
+    def _gradients(self, group: list[Micro]) -> float:
+        """Add up the gradients of some passes; return the mean loss over all their examples."""
+        total = sum(one.total for one in group)
+        values: list[Tensor] = []
+        for i, micro in enumerate(group):
+            there = to_device(micro, self.engine.inner)
+            with self.engine.quiet_gradients(i == len(group) - 1):
+                loss = self._loss(there) * (micro.share * micro.total / total)
+                self.engine.backward(loss)
+            values.append(loss.detach())
+            if self.pairs is not None:
+                self.pairs.clear()  # what recomputing has added
+        mine = float(torch.stack(values).sum())
+        return self.engine.mean(mine)
+
+    def _loss(self, there: Micro) -> Tensor:
+        gap = reference = None
+        if self.pairs is not None:
+            self.pairs.clear()
+        with self.engine.autocast():
+            if self.teacher is not None:
+                reference = taught(self.teacher, there)
+            raw = self.engine.model(*there.args, **there.kwargs)
+        if self.pairs is not None:
+            gap = self.pairs.gap()
+        return self.objective(raw, there, reference, gap)
+
+    def _validation_due(self, last: bool, done: bool) -> bool:
+        if self.judge is None:
+            return False
+        every = self.settings.validate_every
+        return done or (last if every is None else self.state.step % every == 0)
+
+    def _validated(self) -> dict[str, float]:
+        assert self.judge is not None
+        self.watch.say("validating", self.state.step, self.steps)
+        if self.average is None:
+            return self.judge.score(self.engine.bare)
+        with self.average.in_place():
+            return self.judge.score(self.engine.bare)
+
+    def _validate(self) -> None:
+        state = self.state
+        found = self._validated()
+        self.watch.validation(state.step, found)
+        # A loss that is no number is never the lowest.
+        if found["loss"] < state.best.get("loss", math.inf):
+            self._note_best(found)
+            return
+        state.waited += 1
+        if self.settings.patience is not None and state.waited >= self.settings.patience:
+            state.stopped = f"no lower validation loss in {state.waited} validations"
+
+    def _note_best(self, found: dict[str, float]) -> None:
+        state = self.state
+        state.best_step, state.best, state.waited = state.step, found, 0
+        if self.average is None:
+            state.best_weights = self.engine.weights()
+        else:
+            with self.average.in_place():
+                state.best_weights = self.engine.weights()
+
+    def _checkpoint_due(self, last: bool, done: bool) -> bool:
+        if self.checkpoints is None:
+            return False
+        every, minutes = self.settings.checkpoint_every, self.settings.checkpoint_minutes
+        if done or (every is None and minutes is None and last):
+            return True
+        if every is not None and self.state.step % every == 0:
+            return True
+        late = minutes is not None and time.monotonic() - self._written >= 60 * minutes
+        return self.engine.any(late) if minutes is not None else False
+
+    def write(self) -> None:
+        """Write a checkpoint; the first process does, the others wait."""
+        assert self.checkpoints is not None
+        content = self.captured()
+        if self.engine.main:
+            self.checkpoints.write(self.state.step, content)
+            self.watch.event(self.state.step, "checkpoint")
+        self.engine.wait()
+        self._written = time.monotonic()
+
+    def captured(self) -> dict[str, Any]:
+        """Return all that the rest of the run depends on, as plain values and tensors."""
+        scaler = self.engine.scaler
+        return {
+            "about": self.about,
+            "run": dict(vars(self.state)),
+            "watchdog": dict(vars(self.watchdog)),
+            "model": self.engine.weights(),
+            "optimizer": self.engine.optimizer_state(),
+            "schedule": _plain(self.schedule.state_dict()),
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "average": None if self.average is None else self.average.state(),
+            "random": self.engine.gathered(random_state()),
+        }
+
+    def restore(self, content: Mapping[str, Any]) -> None:
+        """Go back to where a checkpoint was written."""
+        self.state = State(**content["run"])
+        vars(self.watchdog).update(content["watchdog"])
+        self.engine.set_weights(content["model"])
+        self.engine.set_optimizer_state(content["optimizer"])
+        self.schedule.load_state_dict(content["schedule"])
+        if self.engine.scaler is not None and content["scaler"]:
+            self.engine.scaler.load_state_dict(content["scaler"])
+        if self.average is not None:
+            self.average.load(content["average"])
+        set_random_state(content["random"][self.engine.place.rank])
+
+    def _give_up(self, micro: Micro, value: float, loss: float) -> None:
+        there = to_device(micro, self.engine.inner)
+        bare = self.engine.bare
+
+        def again() -> None:
+            with self.engine.autocast():
+                bare(*there.args, **there.kwargs)
+
+        words = diagnose(bare, again)
+        self.watch.event(self.state.step + 1, f"stopped: {words}")
+        raise diverged(self.state.step + 1, value if math.isfinite(loss) else loss, words)
+
+
+def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out of a scheduler's state what is no plain value, such as its functions."""
+    plain = (int, float, str, bool, list, tuple, dict, type(None), Tensor)
+    return {
+        key: value
+        for key, value in state.items()
+        if isinstance(value, plain) and key != "lr_lambdas"
+    } | ({"lr_lambdas": [None] * len(state["lr_lambdas"])} if "lr_lambdas" in state else {})

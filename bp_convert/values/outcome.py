@@ -1,0 +1,90 @@
+"""What became of the jobs of a recipe."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from bp_convert.values.base import Value
+from bp_convert.values.plan import Totals
+from bp_convert.values.recipe import Figures
+from bp_convert.values.score import Score
+from bp_convert.values.training import Trained
+
+State = Literal["waiting", "running", "done", "failed"]
+
+
+class Outcome(Value):
+    """One job, done or not.
+
+    Attributes:
+        name: of the job.
+        state: done, failed, or not run yet.
+        identity: hash of what the job depends on.
+        keys: what distinguishes it: alpha, rank, target, method, counterpart, init, seed.
+        model: words for the model it starts from.
+        params: parameters of the full model and of the job's.
+        macs: multiply-adds of one example; None where not counted.
+        bytes: size of parameters and buffers.
+        error: estimated relative error, where a target was met.
+        converted: the score before any training of the converted model.
+        score: the score in the end; ``before`` is the full model's.
+        full: what training the full model gave, where the recipe trains it.
+        trained: what training the converted model gave.
+        paper: figures to compare with.
+        notes: remarks.
+        seconds: that the job took.
+        problem: why it failed.
+        folder: where its files are, relative to the summary.
+    """
+
+    # JSON has no infinity; as text it comes back as the same number.
+    model_config = ConfigDict(ser_json_inf_nan="strings")
+
+    name: str
+    state: State = "done"
+    identity: str = ""
+    keys: dict[str, Any] = Field(default_factory=dict)
+    model: str = ""
+    params: Totals | None = None
+    macs: Totals | None = None
+    bytes: Totals | None = None
+    error: float | None = None
+    converted: Score | None = None
+    score: Score | None = None
+    full: Trained | None = None
+    trained: Trained | None = None
+    paper: Figures | None = None
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    problem: str = ""
+    folder: str = ""
+
+
+class Summary(Value):
+    """All jobs of a recipe.
+
+    Attributes:
+        format: version of this form.
+        name: of the recipe.
+        about: what it is for.
+        recipe: its file.
+        jobs: in the recipe's order, those that are not done too.
+        versions: of what made the results.
+        machine: words for where they were made.
+    """
+
+    model_config = ConfigDict(ser_json_inf_nan="strings")
+
+    format: Literal[1] = 1
+    name: str
+    about: str = ""
+    recipe: str = ""
+    jobs: tuple[Outcome, ...]
+    versions: dict[str, str] = Field(default_factory=dict)
+    machine: str = ""
+
+    def count(self, state: State) -> int:
+        """Return how many jobs are in a state."""
+        return sum(one.state == state for one in self.jobs)
