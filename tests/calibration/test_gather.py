@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.calibration.gather import gather, order_of
-from bp_convert.calibration.moments import SCARCE, Moment
+from bp_convert.calibration.moments import FAINT, SCARCE, Moment
 from bp_convert.errors import DataError
 from bp_convert.graph.walk import walk
+from bp_convert.kinds.recurrent import lstm_weights
 from bp_convert.kron.metric import RIDGE, Diagonal, Full
 from tests.tiny_models import TINY, Attention, Chain, Residual, Shared, Sides
 from tests.tolerances import assert_near
@@ -225,3 +226,18 @@ def test_data_that_does_not_fit_is_an_error_and_leaves_no_hooks() -> None:
             _moments(model, batches)
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
         assert model.training
+
+
+def test_outputs_of_an_lstm_carry_how_far_they_move_the_state() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LSTM(5, 4, bidirectional=True, batch_first=True))
+    batches = _batches(3, 3, shape=(6, 5))
+    moments = _moments(model, batches)
+    both = [lstm_weights(model[0], args[0]) for args, _ in batches]
+    for role in ("ih_l0", "hh_l0"):
+        for side, moment in enumerate(moments["0", role]):
+            roots = (both[0][role][side] + both[1][role][side]).sqrt()
+            assert moment.weights is not None
+            expected = (roots / roots.mean()).clamp(min=FAINT)
+            assert_near(moment.weights.double(), expected, torch.float32)
+    assert _moments(nn.Sequential(nn.Linear(5, 4)), batches)["0", "weight"][0].weights is None

@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bp_convert.calibration.gather import gather, order_of
+from bp_convert.counting import recount
 from bp_convert.errors import DataError
 from bp_convert.fitting import fit_to_data
+from bp_convert.graph.walk import walk
 from bp_convert.planner import make_plan
 from bp_convert.surgery import apply_plan
 from bp_convert.values.factors import FactorSpec
@@ -335,3 +338,49 @@ def test_nothing_to_fit() -> None:
     plan = make_plan(model, Settings(exclude=("*",), inputs=inputs))
     done = apply_plan(model, plan).model
     assert fit_to_data(model, done, plan, examples(draw(8)).batches) == ({}, {})
+
+
+class _Last(nn.Module):
+    """The last state of a bidirectional LSTM over (N, 9, 10) steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(10, 8, bidirectional=True, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.lstm(x)[0][:, -1]
+        return found
+
+
+@pytest.mark.parametrize("joint", [False, True], ids=["each gate", "joint"])
+def test_gates_are_fitted_by_how_far_each_output_moves_the_state(joint: bool) -> None:
+    """The input weights meet the same data in both models: their fit is a weighted SVD."""
+    torch.manual_seed(0)
+    model = _Last()
+    with torch.no_grad():
+        model.lstm.bias_ih_l0[:4] += 9  # half of the input gates stand open whatever comes
+        model.lstm.bias_ih_l0_reverse[20:24] -= 9  # here half of the cells hardly change
+    data = examples(2 * torch.randn(96, 9, 10))
+    outputs = 32 if joint else 8
+    pair = FactorSpec(out=(outputs, 1), inp=(1, 10), rank=3)
+    recurrent = FactorSpec(out=(outputs, 1), inp=(1, 8), rank=3)
+    settings = Settings(inputs=(TensorSpec(shape=(9, 10)),), convert_anyway=True, rank=3)
+    plan = make_plan(model, settings)
+    layer = plan.layers[0].model_copy(
+        update={"factors": {"ih_l0": pair, "hh_l0": recurrent}, "action": "replaced"}
+    )
+    small = apply_plan(model, recount(model, plan.model_copy(update={"layers": (layer,)}))).model
+    fit_to_data(model, small, plan.model_copy(update={"layers": (layer,)}), data.batches)
+    sites = walk(model)
+    moments = gather(model, sites, data.batches, order_of(model, sites, data.batches))
+    for side, moment in zip(("", "_reverse"), moments["lstm", "ih_l0"], strict=True):
+        metric, weights = moment.metric(), moment.weights
+        assert weights is not None
+        assert float(weights.max() / weights.min()) > 5
+        dense = getattr(model.lstm, f"weight_ih_l0{side}").detach()
+        fitted = getattr(small.lstm, f"weight_ih_l0{side}").detach()
+        parts = [one.split(outputs) for one in (weights, dense, fitted)]
+        for rows, whole, near in zip(*parts, strict=True):
+            values = torch.linalg.svdvals(metric.root(rows[:, None] * whole).double())
+            best = float(values[3:].square().sum())
+            assert metric.energy(rows[:, None] * (whole - near)) == pytest.approx(best, rel=1e-2)

@@ -15,7 +15,9 @@ from bp_convert import storage
 from bp_convert.data import Examples
 from bp_convert.errors import PlanError
 from bp_convert.kinds import Spread, kind_of
+from bp_convert.kron.contract import bilinear_macs
 from bp_convert.planner import make_plan
+from bp_convert.search import options
 from bp_convert.surgery import apply_plan
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.plan import Plan
@@ -419,13 +421,13 @@ def test_multiply_adds_count_the_way_that_an_lstm_runs() -> None:
     found = re.search(r"from ([\d,]+)", str(caught.value))
     assert found
     assert int(found[1].replace(",", "")) > 12 * 32 * 32 * 8  # the LSTM whole
-    large = _Sequence(960)
-    plan = _plan(large, "macs=0.3", inputs=(spec(12, 960),))
+    large = _Sequence(320)
+    plan = _plan(large, "macs=0.3", inputs=(spec(12, 320),))
     assert plan.macs
     before, after = plan.macs.before, plan.macs.after
     assert 0.29 * before <= after <= 0.3 * before
-    assert _macs(apply_plan(large, plan).model, 960) == after
-    assert before == _macs(large, 960)
+    assert _macs(apply_plan(large, plan).model, 320) == after
+    assert before == _macs(large, 320)
 
 
 def test_single_terms_take_up_what_the_grid_of_terms_leaves() -> None:
@@ -441,3 +443,14 @@ def test_nothing_to_choose_from_meets_an_error_but_no_share() -> None:
     assert _plan(model, "error=0.1", inputs=(spec(4),)).converted == ()
     with pytest.raises(PlanError, match="out of reach"):
         _plan(model, "params=0.5", inputs=(spec(4),))
+
+
+def test_multiply_adds_that_come_out_higher_are_made_up_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each role's own count is an estimate; what is held to the limit is the whole layer's."""
+    monkeypatch.setattr(options, "bilinear_macs", lambda spec: bilinear_macs(spec) * 8 // 10)
+    torch.manual_seed(0)
+    plan = _plan(_Sequence(320), "macs=0.3", inputs=(spec(12, 320),))
+    assert plan.macs
+    assert 0.28 * plan.macs.before <= plan.macs.after <= 0.3 * plan.macs.before
