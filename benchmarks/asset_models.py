@@ -89,7 +89,7 @@ class _Up(nn.Module):
 class _Base(nn.Module):
     """VGG-16 with batch norm, in five slices under torchvision's numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, thin: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         inputs = 3
@@ -97,6 +97,7 @@ class _Base(nn.Module):
             if width == 0:
                 layers.append(nn.MaxPool2d(2, 2))
                 continue
+            width //= thin
             layers += [nn.Conv2d(inputs, width, 3, 1, 1), nn.BatchNorm2d(width), nn.ReLU()]
             inputs = width
         for number, (start, end) in enumerate(((0, 12), (12, 19), (19, 29), (29, 39)), 1):
@@ -105,8 +106,8 @@ class _Base(nn.Module):
                 slice_.add_module(str(place), layers[place])
             self.add_module(f"slice{number}", slice_)
         self.slice5 = nn.Sequential(
-            nn.MaxPool2d(3, 1, 1), nn.Conv2d(512, 1024, 3, padding=6, dilation=6),
-            nn.Conv2d(1024, 1024, 1),
+            nn.MaxPool2d(3, 1, 1), nn.Conv2d(inputs, 2 * inputs, 3, padding=6, dilation=6),
+            nn.Conv2d(2 * inputs, 2 * inputs, 1),
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> list[Tensor]:
@@ -118,17 +119,21 @@ class _Base(nn.Module):
 
 
 class Detector(nn.Module):
-    """Finds text: images (N, 3, H, W) to two maps (N, H/2, W/2, 2)."""
+    """Finds text: images (N, 3, H, W) to two maps (N, H/2, W/2, 2).
 
-    def __init__(self) -> None:
+    Args:
+        thin: divides all widths; the trained one has 1.
+    """
+
+    def __init__(self, thin: int = 1) -> None:
         super().__init__()
-        self.basenet = _Base()
-        self.upconv1 = _Up(1024, 512, 256)
-        self.upconv2 = _Up(512, 256, 128)
-        self.upconv3 = _Up(256, 128, 64)
-        self.upconv4 = _Up(128, 64, 32)
+        self.basenet = _Base(thin)
+        last = 32 // thin
+        for number, inputs in enumerate((32, 16, 8, 4), 1):
+            up = _Up(*(inputs * last // by for by in (1, 2, 4)))
+            self.add_module(f"upconv{number}", up)
         self.conv_cls = nn.Sequential(
-            *[nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1)],
+            *[nn.Conv2d(last, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1)],
             *[nn.ReLU(), nn.Conv2d(32, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 1)],
             *[nn.ReLU(), nn.Conv2d(16, 2, 1)],
         )
