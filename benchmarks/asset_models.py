@@ -24,10 +24,10 @@ import assets
 class _Bidirectional(nn.Module):
     """A bidirectional LSTM and a Linear over both directions."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.rnn = nn.LSTM(256, 256, bidirectional=True, batch_first=True)
-        self.linear = nn.Linear(512, 256)
+        self.rnn = nn.LSTM(width, width, bidirectional=True, batch_first=True)
+        self.linear = nn.Linear(2 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(self.rnn(x)[0])
@@ -36,16 +36,17 @@ class _Bidirectional(nn.Module):
 class _Features(nn.Module):
     """Seven convolutions that leave one row of columns."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
+        a, b, c = width // 8, width // 4, width // 2
         self.ConvNet = nn.Sequential(
-            *[nn.Conv2d(1, 32, 3, 1, 1), nn.ReLU(), nn.MaxPool2d(2, 2)],
-            *[nn.Conv2d(32, 64, 3, 1, 1), nn.ReLU(), nn.MaxPool2d(2, 2)],
-            *[nn.Conv2d(64, 128, 3, 1, 1), nn.ReLU()],
-            *[nn.Conv2d(128, 128, 3, 1, 1), nn.ReLU(), nn.MaxPool2d((2, 1), (2, 1))],
-            *[nn.Conv2d(128, 256, 3, 1, 1, bias=False), nn.BatchNorm2d(256), nn.ReLU()],
-            *[nn.Conv2d(256, 256, 3, 1, 1, bias=False), nn.BatchNorm2d(256), nn.ReLU()],
-            *[nn.MaxPool2d((2, 1), (2, 1)), nn.Conv2d(256, 256, 2, 1, 0), nn.ReLU()],
+            *[nn.Conv2d(1, a, 3, 1, 1), nn.ReLU(), nn.MaxPool2d(2, 2)],
+            *[nn.Conv2d(a, b, 3, 1, 1), nn.ReLU(), nn.MaxPool2d(2, 2)],
+            *[nn.Conv2d(b, c, 3, 1, 1), nn.ReLU()],
+            *[nn.Conv2d(c, c, 3, 1, 1), nn.ReLU(), nn.MaxPool2d((2, 1), (2, 1))],
+            *[nn.Conv2d(c, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()],
+            *[nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()],
+            *[nn.MaxPool2d((2, 1), (2, 1)), nn.Conv2d(width, width, 2, 1, 0), nn.ReLU()],
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -53,13 +54,17 @@ class _Features(nn.Module):
 
 
 class Reader(nn.Module):
-    """Reads a line of text: grey images (N, 1, 64, W) to scores (N, T, 97)."""
+    """Reads a line of text: grey images (N, 1, 64, W) to scores (N, T, 97).
 
-    def __init__(self) -> None:
+    Args:
+        width: of its LSTMs; the trained one has 256.
+    """
+
+    def __init__(self, width: int = 256) -> None:
         super().__init__()
-        self.FeatureExtraction = _Features()
-        self.SequenceModeling = nn.Sequential(_Bidirectional(), _Bidirectional())
-        self.Prediction = nn.Linear(256, 97)
+        self.FeatureExtraction = _Features(width)
+        self.SequenceModeling = nn.Sequential(_Bidirectional(width), _Bidirectional(width))
+        self.Prediction = nn.Linear(width, 97)
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.FeatureExtraction(images)  # (N, 256, 3, T)

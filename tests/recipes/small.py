@@ -21,13 +21,15 @@ FRESH = {
     f"{MODELS}:digit_cnn": "benchmarks/assets.py:DigitCNN",
     f"{MODELS}:crepe": "benchmarks/assets.py:Crepe",
     f"{MODELS}:crepe?size=full": "benchmarks/assets.py:Crepe",
-    f"{MODELS}:voice_encoder": "benchmarks/assets.py:VoiceEncoder",
+    f"{MODELS}:voice_encoder": "tests/recipes/narrow.py:voice_encoder",
     f"{MODELS}:minilm": f"{MODELS}:minilm_empty",
-    f"{MODELS}:reader": f"{MODELS}:Reader",
-    f"{MODELS}:detector": f"{MODELS}:Detector?thin=8",
+    f"{MODELS}:reader": f"{MODELS}:Reader?width=32",
+    f"{MODELS}:detector": f"{MODELS}:Detector?thin=16",
     f"{MODELS}:face_net": f"{MODELS}:FaceNet",
     "torchvision:vgg19": "tests/recipes/narrow.py:vgg",
-    "bp:resnet56": "bp:resnet?depth=11",
+    "bp:resnet56": "bp:resnet?depth=11&width=8",
+    "bp:svgg": "tests/recipes/narrow.py:svgg",
+    "torchvision:mobilenet_v2": "torchvision:mobilenet_v2?num_classes=10&width_mult=0.25",
     "bp:captioner": "bp:captioner?vocabulary=500",
 }
 # Inputs of the same form, where the recipe's own are large.
@@ -41,6 +43,7 @@ SMALLER = {
     "input_ids=int64:1x48<30522": "input_ids=int64:1x8<500",
     "attention_mask=int64:1x48<2": "attention_mask=int64:1x8<2",
 }
+KEPT = (f"{MODELS}:FaceNet", "tests/recipes/narrow.py:svgg")  # take the recipe's options
 CLASSES = 10
 SEEN: set[object] = set()  # CIFAR-10 and SVHN have the same models
 
@@ -77,8 +80,8 @@ def shrunk(job: Job, folder: Path) -> Job:
     arch = job.arch or ""
     for trained, fresh in FRESH.items():
         if arch.partition("?")[0] == trained.partition("?")[0]:
-            arch = arch.replace(trained, fresh)
-            arch = arch if "?" in fresh or "face_net" in trained else arch.partition("?")[0]
+            options = arch.partition("?")[2] if fresh in KEPT else ""
+            arch = fresh + ("?" if options else "") + options
     inputs = tuple(TensorSpec.parse(SMALLER.get(str(one), str(one))) for one in job.input)
     data = _data(job, inputs, folder)
     changes: dict[str, object] = {
