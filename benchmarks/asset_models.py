@@ -24,10 +24,10 @@ import assets
 class _Bidirectional(nn.Module):
     """A bidirectional LSTM and a Linear over both directions."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.rnn = nn.LSTM(256, 256, bidirectional=True, batch_first=True)
-        self.linear = nn.Linear(512, 256)
+        self.rnn = nn.LSTM(width, width, bidirectional=True, batch_first=True)
+        self.linear = nn.Linear(2 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(self.rnn(x)[0])
@@ -36,16 +36,17 @@ class _Bidirectional(nn.Module):
 class _Features(nn.Module):
     """Seven convolutions that leave one row of columns."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
+        a, b, c = width // 8, width // 4, width // 2
         self.ConvNet = nn.Sequential(
-            *[nn.Conv2d(1, 32, 3, 1, 1), nn.ReLU(), nn.MaxPool2d(2, 2)],
-            *[nn.Conv2d(32, 64, 3, 1, 1), nn.ReLU(), nn.MaxPool2d(2, 2)],
-            *[nn.Conv2d(64, 128, 3, 1, 1), nn.ReLU()],
-            *[nn.Conv2d(128, 128, 3, 1, 1), nn.ReLU(), nn.MaxPool2d((2, 1), (2, 1))],
-            *[nn.Conv2d(128, 256, 3, 1, 1, bias=False), nn.BatchNorm2d(256), nn.ReLU()],
-            *[nn.Conv2d(256, 256, 3, 1, 1, bias=False), nn.BatchNorm2d(256), nn.ReLU()],
-            *[nn.MaxPool2d((2, 1), (2, 1)), nn.Conv2d(256, 256, 2, 1, 0), nn.ReLU()],
+            *[nn.Conv2d(1, a, 3, 1, 1), nn.ReLU(), nn.MaxPool2d(2, 2)],
+            *[nn.Conv2d(a, b, 3, 1, 1), nn.ReLU(), nn.MaxPool2d(2, 2)],
+            *[nn.Conv2d(b, c, 3, 1, 1), nn.ReLU()],
+            *[nn.Conv2d(c, c, 3, 1, 1), nn.ReLU(), nn.MaxPool2d((2, 1), (2, 1))],
+            *[nn.Conv2d(c, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()],
+            *[nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()],
+            *[nn.MaxPool2d((2, 1), (2, 1)), nn.Conv2d(width, width, 2, 1, 0), nn.ReLU()],
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -53,13 +54,17 @@ class _Features(nn.Module):
 
 
 class Reader(nn.Module):
-    """Reads a line of text: grey images (N, 1, 64, W) to scores (N, T, 97)."""
+    """Reads a line of text: grey images (N, 1, 64, W) to scores (N, T, 97).
 
-    def __init__(self) -> None:
+    Args:
+        width: of its LSTMs; the trained one has 256.
+    """
+
+    def __init__(self, width: int = 256) -> None:
         super().__init__()
-        self.FeatureExtraction = _Features()
-        self.SequenceModeling = nn.Sequential(_Bidirectional(), _Bidirectional())
-        self.Prediction = nn.Linear(256, 97)
+        self.FeatureExtraction = _Features(width)
+        self.SequenceModeling = nn.Sequential(_Bidirectional(width), _Bidirectional(width))
+        self.Prediction = nn.Linear(width, 97)
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.FeatureExtraction(images)  # (N, 256, 3, T)
@@ -89,7 +94,7 @@ class _Up(nn.Module):
 class _Base(nn.Module):
     """VGG-16 with batch norm, in five slices under torchvision's numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, thin: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         inputs = 3
@@ -97,6 +102,7 @@ class _Base(nn.Module):
             if width == 0:
                 layers.append(nn.MaxPool2d(2, 2))
                 continue
+            width //= thin
             layers += [nn.Conv2d(inputs, width, 3, 1, 1), nn.BatchNorm2d(width), nn.ReLU()]
             inputs = width
         for number, (start, end) in enumerate(((0, 12), (12, 19), (19, 29), (29, 39)), 1):
@@ -105,8 +111,8 @@ class _Base(nn.Module):
                 slice_.add_module(str(place), layers[place])
             self.add_module(f"slice{number}", slice_)
         self.slice5 = nn.Sequential(
-            nn.MaxPool2d(3, 1, 1), nn.Conv2d(512, 1024, 3, padding=6, dilation=6),
-            nn.Conv2d(1024, 1024, 1),
+            nn.MaxPool2d(3, 1, 1), nn.Conv2d(inputs, 2 * inputs, 3, padding=6, dilation=6),
+            nn.Conv2d(2 * inputs, 2 * inputs, 1),
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> list[Tensor]:
@@ -118,17 +124,21 @@ class _Base(nn.Module):
 
 
 class Detector(nn.Module):
-    """Finds text: images (N, 3, H, W) to two maps (N, H/2, W/2, 2)."""
+    """Finds text: images (N, 3, H, W) to two maps (N, H/2, W/2, 2).
 
-    def __init__(self) -> None:
+    Args:
+        thin: divides all widths; the trained one has 1.
+    """
+
+    def __init__(self, thin: int = 1) -> None:
         super().__init__()
-        self.basenet = _Base()
-        self.upconv1 = _Up(1024, 512, 256)
-        self.upconv2 = _Up(512, 256, 128)
-        self.upconv3 = _Up(256, 128, 64)
-        self.upconv4 = _Up(128, 64, 32)
+        self.basenet = _Base(thin)
+        last = 32 // thin
+        for number, inputs in enumerate((32, 16, 8, 4), 1):
+            up = _Up(*(inputs * last // by for by in (1, 2, 4)))
+            self.add_module(f"upconv{number}", up)
         self.conv_cls = nn.Sequential(
-            *[nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1)],
+            *[nn.Conv2d(last, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1)],
             *[nn.ReLU(), nn.Conv2d(32, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 1)],
             *[nn.ReLU(), nn.Conv2d(16, 2, 1)],
         )

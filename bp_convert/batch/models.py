@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,6 +105,7 @@ def trained_source(job: Job, identity: str, results: Results, progress: Progress
             write_all([(draft / "weights.pt", lambda path: torch.save(state, path))])
             write_text(draft / "trained.json", trained.model_dump_json(indent=1) + "\n")
             draft.rename(home)
+        shutil.rmtree(folder, ignore_errors=True)
     done = _cached(home, source)
     assert done is not None
     return done

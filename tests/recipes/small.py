@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +21,16 @@ FRESH = {
     f"{MODELS}:digit_cnn": "benchmarks/assets.py:DigitCNN",
     f"{MODELS}:crepe": "benchmarks/assets.py:Crepe",
     f"{MODELS}:crepe?size=full": "benchmarks/assets.py:Crepe",
-    f"{MODELS}:voice_encoder": "benchmarks/assets.py:VoiceEncoder",
+    f"{MODELS}:voice_encoder": "tests/recipes/narrow.py:voice_encoder",
     f"{MODELS}:minilm": f"{MODELS}:minilm_empty",
-    f"{MODELS}:reader": f"{MODELS}:Reader",
-    f"{MODELS}:detector": f"{MODELS}:Detector",
+    f"{MODELS}:reader": f"{MODELS}:Reader?width=32",
+    f"{MODELS}:detector": f"{MODELS}:Detector?thin=16",
     f"{MODELS}:face_net": f"{MODELS}:FaceNet",
+    "torchvision:vgg19": "tests/recipes/narrow.py:vgg",
+    "bp:resnet56": "bp:resnet?depth=11&width=8",
+    "bp:svgg": "tests/recipes/narrow.py:svgg",
+    "torchvision:mobilenet_v2": "torchvision:mobilenet_v2?num_classes=10&width_mult=0.25",
+    "bp:captioner": "bp:captioner?vocabulary=500",
 }
 # Inputs of the same form, where the recipe's own are large.
 SMALLER = {
@@ -35,13 +39,13 @@ SMALLER = {
     "1x64x256": "1x64x32",
     "160x40": "12x40",
     "image=float32:1x4096": "image=float32:1x4096",
-    "tokens=int64:1x34<8256": "tokens=int64:1x4<8256",
+    "tokens=int64:1x34<8256": "tokens=int64:1x4<500",
     "input_ids=int64:1x48<30522": "input_ids=int64:1x8<500",
     "attention_mask=int64:1x48<2": "attention_mask=int64:1x8<2",
 }
+KEPT = (f"{MODELS}:FaceNet", "tests/recipes/narrow.py:svgg")  # take the recipe's options
 CLASSES = 10
 SEEN: set[object] = set()  # CIFAR-10 and SVHN have the same models
-TRAINS = importlib.util.find_spec("bp_convert.training") is not None
 
 
 def representatives(book: Book) -> list[Job]:
@@ -76,19 +80,20 @@ def shrunk(job: Job, folder: Path) -> Job:
     arch = job.arch or ""
     for trained, fresh in FRESH.items():
         if arch.partition("?")[0] == trained.partition("?")[0]:
-            arch = arch.replace(trained, fresh)
-            arch = arch if "face_net" in trained else arch.partition("?")[0]
+            options = arch.partition("?")[2] if fresh in KEPT else ""
+            arch = fresh + ("?" if options else "") + options
     inputs = tuple(TensorSpec.parse(SMALLER.get(str(one), str(one))) for one in job.input)
     data = _data(job, inputs, folder)
-    changes: dict[str, object] = {"arch": arch, "trust": (MODELS, "benchmarks/assets.py")}
+    changes: dict[str, object] = {
+        "arch": arch,
+        "trust": (MODELS, "benchmarks/assets.py", "tests/recipes/narrow.py"),
+    }
     if job.input:
         changes["input"] = inputs
     changes |= {key: data[key] for key in ("calibrate", "evaluate") if getattr(job, key)}
     for key in ("train", "finetune"):
         training = getattr(job, key)
-        if training is not None and not TRAINS:
-            changes[key] = None
-        elif training is not None:
+        if training is not None:
             changes[key] = _two_steps(training, data["calibrate"])
     given = {key: getattr(job, key) for key in job.model_fields_set}
     return Job.model_validate({**given, **changes, "examples": 6, "scored": 4})

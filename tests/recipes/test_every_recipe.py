@@ -12,6 +12,7 @@ from bp_convert.batch.read import read_recipe
 from bp_convert.batch.sources import check_scores
 from bp_convert.cli.settings import settings_from
 from bp_convert.models import build
+from bp_convert.values.plan import Plan
 from tests.recipes.small import ran, representatives
 
 ROOT = Path(__file__).parents[2]
@@ -55,12 +56,11 @@ def test_a_recipe_is_planned_and_runs_for_two_steps(path: Path, tmp_path: Path) 
         assert outcome.params is not None
         if job.evaluate is not None:
             assert outcome.score is not None
-        if TRAINS:
-            tuned = job.finetune is not None and (job.counterpart != "full" or job.train is None)
-            assert (outcome.trained is not None) == tuned
-            if outcome.trained is not None:
-                assert outcome.trained.steps == 2
-            assert (outcome.full is not None) == (job.train is not None)
+        tuned = job.finetune is not None and (job.counterpart != "full" or job.train is None)
+        assert (outcome.trained is not None) == tuned
+        if outcome.trained is not None:
+            assert outcome.trained.steps == 2
+        assert (outcome.full is not None) == (job.train is not None)
         names = {one.name for one in folder.iterdir()}
         assert {"recipe.yaml", "result.json", "log.txt", "done.json"} <= names
         assert "model.pt" in names or job.weights == "none"

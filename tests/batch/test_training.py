@@ -1,0 +1,89 @@
+"""Jobs that train: the full model once for all of them, the converted ones after it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import bp_convert
+from bp_convert.batch.folders import Results
+from bp_convert.batch.identity import Identities
+from bp_convert.batch.job import run_job
+from bp_convert.batch.read import read_recipe
+from tests.batch.crafted import finished, write
+
+TEXT = """
+arch: models.py:small
+trust: models.py
+settings: {convert_anyway: true}
+train: {data: train.npz, steps: 4, batch: 8, lr: 0.01}
+finetune: {data: train.npz, steps: 3, batch: 8}
+evaluate: test.npz
+jobs:
+  - {name: full, counterpart: full}
+  - {name: warm, rank: 2}
+  - {name: scratch, init: random}
+  - {name: low, counterpart: low-rank, rank: 2}
+  - {name: pruned, counterpart: pruned, rank: 2}
+"""
+
+
+def data(folder: Path) -> None:
+    drawn = np.random.default_rng(0)
+    mixed = drawn.standard_normal((16, 4))
+    for name, count in (("train", 120), ("test", 60)):
+        inputs = drawn.standard_normal((count, 16)).astype("float32")
+        np.savez(folder / f"{name}.npz", inputs=inputs, labels=(inputs @ mixed).argmax(1))
+
+
+def test_the_full_model_is_trained_once_and_all_jobs_start_from_it(tmp_path: Path) -> None:
+    write(tmp_path, TEXT)
+    data(tmp_path)
+    done = finished(tmp_path, "run", "study.yaml", "-o", "out", "--jobs", 2)
+    assert done.returncode == 0, done.stdout
+    out = tmp_path / "out"
+    assert len([one for one in (out / "full").iterdir() if one.is_dir()]) == 1
+    jobs = {one["name"]: one for one in json.loads((out / "summary.json").read_text())["jobs"]}
+    assert len({json.dumps(one["full"]) for one in jobs.values()}) == 1
+    assert jobs["full"]["full"]["steps"] == 4
+    assert len({one["score"]["before"] for one in jobs.values()}) == 1
+    assert jobs["full"]["trained"] is None
+    assert jobs["full"]["score"]["after"] == jobs["full"]["score"]["before"]
+    for name in ("warm", "scratch", "low", "pruned"):
+        assert jobs[name]["trained"]["steps"] == 3, name
+        log = (out / "jobs" / name / "log.txt").read_text()
+        assert "Traceback" not in log
+        assert (out / "jobs" / name / "training.json").is_file()
+    sizes = {name: one["params"]["after"] for name, one in jobs.items()}
+    assert sizes["low"] <= sizes["warm"]
+    assert sizes["pruned"] <= sizes["warm"]
+    # From the source where it is worth learning from, and from labels alone from scratch.
+    assert jobs["warm"]["trained"]["teacher"]
+    assert not jobs["scratch"]["trained"]["teacher"]
+    assert not list((out / ".work").glob("training-*"))
+
+
+def test_a_job_s_own_recipe_gives_the_same_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path, TEXT)
+    data(tmp_path)
+    outputs = []
+    for folder in ("first", "second"):
+        results = Results(tmp_path / folder)
+        (stated,) = [one for one in read_recipe(path).jobs if one.job.name == "warm"]
+        ids = Identities()
+        outcome, fresh = run_job(
+            stated.job, ids.of(stated.job), ids.of_full(stated.job), results, lambda *_: None
+        )
+        assert fresh, outcome.problem
+        home = results.home("warm")
+        path = home / "recipe.yaml"
+        model = bp_convert.load(home / "model.pt", trust=["models.py"])
+        outputs.append(model(torch.ones(2, 16)))
+    assert torch.equal(*outputs)
