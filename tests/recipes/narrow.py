@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from typing import ClassVar
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.vgg import VGG, make_layers
@@ -59,3 +63,15 @@ class VoiceEncoder(nn.Module):
 def voice_encoder() -> nn.Module:
     """Return a narrow speaker encoder."""
     return VoiceEncoder()
+
+
+def crepe() -> nn.Module:
+    """Return torchcrepe's form with few channels."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    from assets import Crepe
+
+    class Narrow(Crepe):
+        WIDTHS: ClassVar = {"tiny": (16, 4, 4, 4, 8, 8)}
+
+    model: nn.Module = Narrow()
+    return model

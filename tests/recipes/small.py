@@ -19,8 +19,7 @@ MODELS = "benchmarks/asset_models.py"
 # Trained models by their classes, without the weights that a registry has; large ones smaller.
 FRESH = {
     f"{MODELS}:digit_cnn": "benchmarks/assets.py:DigitCNN",
-    f"{MODELS}:crepe": "benchmarks/assets.py:Crepe",
-    f"{MODELS}:crepe?size=full": "benchmarks/assets.py:Crepe",
+    f"{MODELS}:crepe": "tests/recipes/narrow.py:crepe",
     f"{MODELS}:voice_encoder": "tests/recipes/narrow.py:voice_encoder",
     f"{MODELS}:minilm": f"{MODELS}:minilm_empty",
     f"{MODELS}:reader": f"{MODELS}:Reader?width=32",
