@@ -75,3 +75,12 @@ def crepe() -> nn.Module:
 
     model: nn.Module = Narrow()
     return model
+
+
+def digit_cnn() -> nn.Module:
+    """Return the digit CNN's form with few channels."""
+    stages: list[nn.Module] = []
+    for inputs, outputs in ((1, 4), (4, 8), (8, 16)):
+        stages += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2, 2)]
+    head = [nn.Flatten(), nn.Linear(144, 32), nn.ReLU(), nn.Linear(32, 10)]
+    return nn.Sequential(*stages, *head)
