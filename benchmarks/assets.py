@@ -7,6 +7,7 @@ is written out again here, so that no code of the package runs.
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -117,6 +118,22 @@ def digits() -> tuple[Tensor, Tensor]:
         images.append(torch.tensor(flat).view(-1, 1, 28, 28))
         labels.append(torch.full((len(images[-1]),), digit))
     return (torch.cat(images) - 0.1307) / 0.3081, torch.cat(labels)
+
+
+def fashion_root() -> Path:
+    """Return a folder for ``FashionMNIST?root=``: 60,000 and 10,000 images of 28x28 in 10 classes,
+    from Debian's package."""
+    folder = fetch("deb", "dataset-fashion-mnist", "0.0~git20200523.55506a9-1")
+    raw = CACHE / "sets" / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True, exist_ok=True)
+    for packed in sorted(folder.rglob("*-ubyte.gz")):
+        goal = raw / packed.stem
+        if not goal.exists():
+            part = goal.with_suffix(".part")
+            with gzip.open(packed) as opened, part.open("wb") as file:
+                shutil.copyfileobj(opened, file)
+            part.replace(goal)
+    return raw.parents[1]
 
 
 def digit_accuracy(model: nn.Module, step: int = 1) -> float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bp_convert._version import __version__
+from bp_convert.cli import finetune as tuning
 from bp_convert.cli import options as o
 from bp_convert.cli import recipe, studies
 from bp_convert.cli.group import DefaultCommand, DefaultGroup
@@ -59,6 +60,7 @@ def convert(
     method: o.Method = "auto",
     evaluate: o.Evaluate = None,
     metric: o.Metric = None,
+    finetune: o.Finetune = None,
     alpha: o.Alpha = 1.0,
     rank: o.Rank = "1",
     pairs: o.Pairs = "fast",
@@ -93,15 +95,17 @@ def convert(
     with errors_shown():
         from bp_convert.cli.data import open_with_data
         from bp_convert.cli.outputs import check_outputs, write_reports
+        from bp_convert.cli.retrain import trainer_from
         from bp_convert.cli.settings import settings_from
 
         asked = settings_from(settings, stands)
+        trainer = trainer_from(finetune, calibrate)
         goal = output or Path(f"{model.stem}-bp.pt")
         reports, timed = report or [], measure or batch is not None
         check_outputs(None if dry_run else goal, reports=reports, plan_out=plan_out, force=force)
         from bp_convert import pipeline
 
-        with progress_shown(quiet=quiet or json_only) as progress:
+        with progress_shown(quiet=quiet or json_only, left=trainer is not None) as progress:
             made = pipeline.read_plan(plan) if plan is not None else None
             loaded, data = open_with_data(
                 model,
@@ -134,10 +138,12 @@ def convert(
                     progress=progress,
                     source=loaded.source,
                 )
+            done = bool(made.converted or made.resizes)
+            if trainer is not None and done:
+                small, result = trainer.run(small, source, result, data, metric, progress)
             untimed = [UNTIMED] if timed and not made.inputs else []
             notes = (*loaded.notes, *result.notes, *untimed)
             result = result.model_copy(update={"notes": notes})
-            done = bool(made.converted or made.resizes)
             if not dry_run and done:
                 written += pipeline.save(small, goal, arch=loaded.arch, force=force)
         written += write_reports(result, reports, force=force)
@@ -214,6 +220,7 @@ def demo(
         run(folder)
 
 
+app.command()(tuning.finetune)
 app.command()(studies.probe)
 app.command()(studies.sweep)
 app.add_typer(recipe.app, name="recipe")
@@ -264,6 +271,11 @@ def _check_together(ctx: typer.Context, given: dict[str, Any], plan: Path | None
     if ctx.params["dry_run"] and o.stands_there(ctx, "evaluate"):
         raise typer.BadParameter(
             "a dry run makes nothing that --evaluate could score. Leave one of the two out",
+            ctx=ctx,
+        )
+    if ctx.params["dry_run"] and o.stands_there(ctx, "finetune"):
+        raise typer.BadParameter(
+            "a dry run makes nothing that --finetune could train. Leave one of the two out",
             ctx=ctx,
         )
     timed = o.stands_there(ctx, "measure") or o.stands_there(ctx, "batch")

@@ -103,11 +103,11 @@ def open_with_data(
     from bp_convert import pipeline
 
     loaded = pipeline.open_model(model, arch=arch, trust=trust or (), allow_missing=allow_missing)
-    folder = tokenizer or _tokenizer_in(model, arch)
+    folder = tokenizer or tokenizer_in(model, arch)
     return loaded, Data(calibrate, evaluate, count=count, tokenizer=folder, settings=settings)
 
 
-def _tokenizer_in(model: Path, arch: str | None) -> Path | None:
+def tokenizer_in(model: Path, arch: str | None) -> Path | None:
     """Return the folder beside the model that holds its tokenizer, if there is one."""
     of_arch = arch.partition(":")[2] if arch and arch.startswith("transformers:") else None
     for folder in (model if model.is_dir() else model.parent, Path(of_arch) if of_arch else None):

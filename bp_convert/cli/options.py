@@ -18,9 +18,10 @@ TALK = "How it talks   --quiet   or   --json"
 
 EPILOG = (
     "Other commands: bp-convert probe MODEL (how far each layer can be compressed), bp-convert "
-    "sweep MODEL (several targets in one table), bp-convert inspect MODEL (what is in a file), "
-    "bp-convert dense FILE -o OUT (back to plain torch layers), bp-convert recipe run FILE "
-    "(batches of conversions), bp-convert demo, bp-convert schema "
+    "sweep MODEL (several targets in one table), bp-convert finetune MODEL (train a model or a "
+    "result), bp-convert recipe run FILE (batches of conversions), bp-convert inspect MODEL (what is "
+    "in a file), bp-convert dense FILE -o OUT (back to plain torch layers), bp-convert demo, "
+    "bp-convert schema "
     "(of --json). "
     "Exit codes: 0 done, 1 input or conversion error, 2 usage, 3 nothing converted, "
     "4 verification failed."
@@ -197,6 +198,17 @@ Metric = Annotated[
         metavar="NAME",
         help="accuracy, topK, perplexity, cosine, error or FILE.py:METRIC. Default: accuracy "
         "with labels, else cosine to the source's output.",
+        rich_help_panel=GOAL,
+    ),
+]
+Finetune = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--finetune",
+        metavar="KEY=VALUE",
+        help="Train the result with the source as its teacher: data=FashionMNIST, epochs=3, "
+        "lr=1e-3, or any setting of bp_convert.Training; folder=, resume=true, download=true. "
+        "Repeat. See bp-convert finetune --help.",
         rich_help_panel=GOAL,
     ),
 ]

@@ -75,13 +75,23 @@ def show_error(problem: BpConvertError) -> None:
 
 
 @contextmanager
-def progress_shown(*, quiet: bool) -> Iterator[Progress]:
-    """Yield a callback that draws a bar on stderr; nothing is drawn where nobody looks."""
+def progress_shown(*, quiet: bool, left: bool = False) -> Iterator[Progress]:
+    """Yield a callback that draws a bar on stderr; nothing is drawn where nobody looks.
+
+    Args:
+        left: show the time that is left, too.
+    """
     if quiet or not sys.stderr.isatty():
         yield lambda words, done, total: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
     from rich.progress import Progress as Bars
 
     columns = (
@@ -89,6 +99,7 @@ def progress_shown(*, quiet: bool) -> Iterator[Progress]:
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        *([TextColumn("left"), TimeRemainingColumn()] if left else []),
     )
     with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task("loading", total=None)

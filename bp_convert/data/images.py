@@ -63,7 +63,12 @@ class Look:
         return ((stacked,), {}) if self.name is None else ((), {self.name: stacked})
 
 
-def look_for(source: Source, specs: Sequence[TensorSpec], first: Image.Image) -> Look:
+def look_for(
+    source: Source,
+    specs: Sequence[TensorSpec],
+    first: Image.Image,
+    own: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
+) -> Look:
     """Decide how images become tensors.
 
     Args:
@@ -71,6 +76,7 @@ def look_for(source: Source, specs: Sequence[TensorSpec], first: Image.Image) ->
             channels, none for 1.
         specs: the model's inputs; without any, the first image's own size and colours count.
         first: an image of the source.
+        own: the source's usual normalisation, where it has one.
 
     Raises:
         DataError: the model takes no image, or the normalisation does not fit its channels.
@@ -83,8 +89,8 @@ def look_for(source: Source, specs: Sequence[TensorSpec], first: Image.Image) ->
             fix="give the data as a .npz file with one array for each input",
         )
     grey = first.mode in {"1", "L", "LA", "F"} or first.mode.startswith("I")
-    own = (1 if grey else 3, first.height, first.width)
-    channels, height, width = specs[0].shape if specs else own
+    shape = (1 if grey else 3, first.height, first.width)
+    channels, height, width = specs[0].shape if specs else shape
     if channels not in {1, 3}:
         raise DataError(
             where=source.where,
@@ -92,7 +98,11 @@ def look_for(source: Source, specs: Sequence[TensorSpec], first: Image.Image) ->
             allowed=f"{channels} channels, as the model's input {specs[0]} has",
             fix="give the data as a .npy array of that shape",
         )
-    usual = IMAGENET if channels == 3 else ((0.0,), (1.0,))
+    usual: tuple[tuple[float, ...], tuple[float, ...]] = ((0.0,), (1.0,))
+    if channels == 3:
+        usual = IMAGENET
+    if own is not None:
+        usual = own if len(own[0]) in {1, channels} else (_grey(own[0]), _grey(own[1]))
     mean, std = (source.numbers(key) or usual[i] for i, key in enumerate(OPTIONS))
     for key, numbers in (("mean", mean), ("std", std)):
         if len(numbers) not in {1, channels} or (key == "std" and min(numbers) <= 0):
@@ -105,6 +115,10 @@ def look_for(source: Source, specs: Sequence[TensorSpec], first: Image.Image) ->
     return Look((channels, height, width), mean, std, specs[0].name if specs else None)
 
 
+def _grey(values: tuple[float, ...]) -> tuple[float, ...]:
+    return (sum(values) / len(values),)
+
+
 class ImageFolder:
     """Image files, of which only the chosen ones are decoded.
 
@@ -113,9 +127,14 @@ class ImageFolder:
             their names, empty ones included.
         specs: the model's inputs.
 
+    Attributes:
+        split: words for the part of a larger folder that this is, else empty.
+
     Raises:
         DataError: there is no image, or they lie both in the folder and below it, or deeper.
     """
+
+    split = ""
 
     def __init__(self, source: Source, specs: Sequence[TensorSpec]) -> None:
         source.admit(OPTIONS)

@@ -80,9 +80,29 @@ def open_source(
 def _folder(
     source: Source, specs: Sequence[TensorSpec], part: Part, tokenizer: str | Path | None
 ) -> Rows:
+    """Open a folder: a published layout that is known, or images."""
+    from bp_convert.data import disk_sets, flickr
     from bp_convert.data.images import ImageFolder
 
-    return ImageFolder(source, specs)
+    if disk_sets.is_here(source.path):
+        return disk_sets.open_set(source, specs, part, tokenizer)
+    if flickr.is_here(source.path):
+        return flickr.Captions(source, specs, part)
+    half = _half(source.path, part)
+    if half is None:
+        return ImageFolder(source, specs)
+    rows = ImageFolder(Source(source.text, str(half), source.options), specs)
+    rows.split = half.name
+    return rows
+
+
+def _half(folder: Path, part: Part) -> Path | None:
+    """Return the part of a folder that is laid out as ImageNet's is: train and val, or test."""
+    learnt = folder / "train"
+    held = [folder / name for name in ("val", "valid", "test") if (folder / name).is_dir()]
+    if not learnt.is_dir() or not held:
+        return None
+    return learnt if part == "calibrate" else held[0]
 
 
 def open_object(found: Any, specs: Sequence[TensorSpec], where: str) -> Rows | Iterable[object]:

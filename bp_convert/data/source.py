@@ -11,7 +11,9 @@ from urllib.parse import parse_qsl
 from bp_convert.errors import DataError
 
 FORMS = (
-    "a folder of images (class subfolders give labels), a .npy, .npz, .safetensors or .txt file, "
+    "a folder of images (class subfolders give labels; train and val subfolders are kept apart), "
+    "a folder that datasets' save_to_disk or Flickr8k's archives made, a .npy, .npz, .safetensors "
+    "or .txt file, "
     "FILE.py:LOADER, or the name of a torchvision data set such as FashionMNIST; options follow "
     "a question mark, as in images?mean=0.5&std=0.5 or FashionMNIST?root=data"
 )

@@ -20,6 +20,14 @@ from bp_convert.errors import DataError
 from bp_convert.values.tensors import TensorSpec
 
 ROOT = "data"
+# Mean and deviation of each channel over the training images, as the paper normalises its inputs
+NORMS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "MNIST": ((0.1307,), (0.3081,)),
+    "FashionMNIST": ((0.2860,), (0.3530,)),
+    "CIFAR10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "CIFAR100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "SVHN": ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
+}
 _OTHER_FORMS = {"DatasetFolder", "ImageFolder", "VisionDataset"}  # these have no name of their own
 
 
@@ -41,7 +49,7 @@ class VisionSet:
 
     Args:
         source: its name, with the options ``root`` (the folder that its files lie in, by default
-            ``data``), ``mean`` and ``std``.
+            ``data``), ``mean`` and ``std``; without these, the set's own in ``NORMS``.
         specs: the model's inputs.
         part: calibration reads the training split, evaluation the test split, or the one for
             validation where there is no other.
@@ -85,7 +93,7 @@ class VisionSet:
                 if isinstance(problem, ValueError) and attempt is not tries[-1]:
                     continue
                 raise self._missing(kind, source.name, root, problem) from problem
-        self._look = images.look_for(source, specs, self._image(0))
+        self._look = images.look_for(source, specs, self._image(0), NORMS.get(source.name))
 
     def __len__(self) -> int:
         return len(self._data)

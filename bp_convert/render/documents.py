@@ -111,6 +111,7 @@ def _sections(report: Report) -> list[tuple[str, list[str]]]:
         ("Left dense", kept),
         ("Fit", words.fitting(report)),
         ("Quality", [words.score(one) for one in report.scores]),
+        ("Training", words.training(report)),
         ("Speed", [words.latency(one) for one in report.latency]),
         ("Checked", words.verification(report)),
         ("Notes", words.notes(report)),

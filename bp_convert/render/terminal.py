@@ -37,6 +37,7 @@ def rendered(report: Report, *, every: bool = False) -> RenderableType:
     parts.append(_totals(report))
     parts += _lines("fit", words.fitting(report))
     parts += _lines("quality", [words.score(one) for one in report.scores])
+    parts += _lines("trained", words.training(report))
     parts += _lines("speed", [words.latency(one) for one in report.latency])
     if report.verification is not None:
         parts += _lines("checked", words.verification(report))

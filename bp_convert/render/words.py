@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from bp_convert.render.numbers import change, layers, percent, short, size
+from bp_convert.render.training import lines as trained_lines
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.plan import Totals
 from bp_convert.values.report import Latency, LayerReport, Report
@@ -129,3 +130,8 @@ def fitting(report: Report) -> list[str]:
     if report.calibration:
         lines.append(f"fitted to {report.calibration}")
     return lines
+
+
+def training(report: Report) -> list[str]:
+    """Return what training did, if there was any."""
+    return [] if report.training is None else trained_lines(report.training)

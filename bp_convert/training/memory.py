@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -70,12 +71,14 @@ def measured(
     if device.type != "cpu":
         return run(), None
     kept: list[Any] = []
+    gc.collect()  # or what is let go meanwhile would be counted
     peak = peak_of_pass(lambda: kept.append(run()))
     return kept[0], held + peak
 
 
 def _kept_for_backward(model: nn.Module, micro: Micro, recomputed: bool) -> int | None:
-    """Return the bytes that autograd keeps in a forward pass, parameters left out."""
+    """Return the bytes that autograd keeps in a forward pass, parameters left out, and two of the
+    largest gradients."""
     try:
         ghost = clone_to_meta(model).train()
         own = {p.untyped_storage()._cdata for p in [*ghost.parameters(), *ghost.buffers()]}
@@ -101,7 +104,8 @@ def _kept_for_backward(model: nn.Module, micro: Micro, recomputed: bool) -> int 
             ghost(*args, **kwargs)
     except Exception:  # user's code on meta tensors fails in its own ways
         return None
-    return sum(sizes.values())
+    # In the backward pass the gradient of a value and of what it was made from stand side by side.
+    return sum(sizes.values()) + 2 * max(sizes.values(), default=0)
 
 
 def _states_of(optimizer: torch.optim.Optimizer) -> float:

@@ -8,6 +8,7 @@ from bp_convert.values.base import Value
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.plan import Action, Plan, Totals
 from bp_convert.values.score import Score
+from bp_convert.values.training import Trained
 
 
 class LayerReport(Value):
@@ -101,6 +102,7 @@ class Report(Value):
         estimated_error: what the plan expects of the output's relative error.
         calibration: the data that factors were fitted to; empty for the weights alone.
         scores: quality before and after, on data that no factor was fitted to.
+        training: what training after the conversion did.
     """
 
     totals: ReportTotals
@@ -115,6 +117,7 @@ class Report(Value):
     estimated_error: float | None = None
     calibration: str = ""
     scores: tuple[Score, ...] = ()
+    training: Trained | None = None
     verification: Verification | None = None
     latency: tuple[Latency, ...] = ()
     seconds: float | None = None

@@ -1,0 +1,87 @@
+"""``--finetune`` of the convert command: the result trained by its source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bp_convert.errors import TrainingError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from bp_convert.cli.data import Data
+    from bp_convert.values.report import Report
+    from bp_convert.values.training import Training
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """What ``--finetune`` asked for."""
+
+    settings: Training
+    beside: dict[str, Any]
+
+    def run(
+        self,
+        small: nn.Module,
+        source: nn.Module,
+        report: Report,
+        data: Data,
+        metric: str | None,
+        progress: Progress,
+    ) -> tuple[nn.Module, Report]:
+        """Train a converted model; return it, and the report with what was done."""
+        from bp_convert.evaluation import evaluate
+        from bp_convert.render.training import verdict
+        from bp_convert.training import finetune
+
+        trained, done = finetune(
+            small,
+            teacher=source,
+            settings=self.settings,
+            tokenizer=data.tokenizer,
+            progress=progress,
+            **self.beside,
+        )
+        update: dict[str, Any] = {
+            "training": done,
+            "verdict": f"{report.verdict} {verdict(done)}",
+            "seconds": (report.seconds or 0.0) + done.seconds,
+        }
+        examples = data.evaluation(source)
+        if examples is not None:
+            (after,) = evaluate(source, [trained], examples, metric)
+            untrained = report.scores[0]
+            update["scores"] = (after,)
+            update["notes"] = (
+                *report.notes,
+                f"{untrained.metric} after the conversion, before training: {untrained.after:.4f}",
+            )
+        return trained, report.model_copy(update=update)
+
+
+def trainer_from(words: list[str] | None, calibrate: str | None) -> Trainer | None:
+    """Read ``--finetune``; the data of ``--calibrate`` is trained on where it names none.
+
+    Raises:
+        TrainingError: a setting is not valid, or there is no data.
+    """
+    if not words:
+        return None
+    from bp_convert.cli.training import training_from
+
+    settings, beside = training_from(words, {}, "--finetune")
+    if settings.data is None:
+        if calibrate is None:
+            raise TrainingError(
+                where="--finetune",
+                found="no data",
+                allowed="--finetune data=SOURCE, or --calibrate SOURCE",
+                fix="name the data to train on, such as --finetune data=FashionMNIST",
+            )
+        settings = settings.model_copy(update={"data": calibrate})
+    return Trainer(settings, beside)

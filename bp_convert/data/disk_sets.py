@@ -1,0 +1,172 @@
+"""Folders that Hugging Face's ``datasets`` has saved with ``save_to_disk``; nothing is fetched."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bp_convert.data import images
+from bp_convert.data.columns import as_labels
+from bp_convert.data.examples import Batch
+from bp_convert.data.fit import LABELS, assign
+from bp_convert.data.rows import Part, Rows, chunks
+from bp_convert.data.source import Source
+from bp_convert.data.text import TextLines
+from bp_convert.errors import DataError
+from bp_convert.values.tensors import TensorSpec
+
+_HELD = ("validation", "valid", "val", "test")
+TEXT = ("text", "sentence", "content")
+
+
+def is_here(folder: Path) -> bool:
+    """Tell whether a folder was written by ``save_to_disk``."""
+    whole = (folder / "dataset_info.json").is_file() and (folder / "state.json").is_file()
+    return whole or (folder / "dataset_dict.json").is_file()
+
+
+def open_set(
+    source: Source, specs: Sequence[TensorSpec], part: Part, tokenizer: str | Path | None
+) -> Rows:
+    """Open a saved set: images and text are read as such, other columns as arrays.
+
+    Raises:
+        DataError: datasets is not installed, or no column fits the model.
+    """
+    try:
+        import datasets
+    except ImportError as problem:
+        raise DataError(
+            where=source.where,
+            found="a folder of datasets, which is not installed",
+            allowed="datasets installed",
+            fix="pip install 'bp-convert[datasets]'",
+        ) from problem
+    try:
+        found: Any = datasets.load_from_disk(str(source.path))
+    except Exception as problem:  # the library raises of every kind
+        lines = str(problem).strip().splitlines() or ["no message"]
+        raise DataError(
+            where=source.where,
+            found=f"a set that cannot be read: {type(problem).__name__}: {lines[0]}",
+            allowed="a folder that save_to_disk wrote",
+            fix="save it again",
+        ) from problem
+    split = ""
+    if isinstance(found, dict):
+        wanted = ["train"] if part == "calibrate" else list(_HELD)
+        split = next((one for one in wanted if one in found), "")
+        if not split:
+            raise DataError(
+                where=source.where,
+                found=f"splits {', '.join(found)}",
+                allowed=f"one named {' or '.join(wanted)}",
+                fix="name one of its folders instead",
+            )
+        found = found[split]
+    kinds = {name: type(feature).__name__ for name, feature in found.features.items()}
+    picture = next((name for name, kind in kinds.items() if kind == "Image"), None)
+    if picture is not None:
+        return _Pictures(source, specs, found, picture, split)
+    words = next((name for name in TEXT if name in kinds), None)
+    if words is not None:
+        return _Lines(source, specs, tokenizer, found, words, split)
+    return _Arrays(source, specs, found, split)
+
+
+class _Pictures:
+    """A column of images, and one of labels."""
+
+    def __init__(
+        self, source: Source, specs: Sequence[TensorSpec], found: Any, column: str, split: str
+    ) -> None:
+        source.admit(images.OPTIONS)
+        self.split = split
+        self._data, self._column = found, column
+        self._label = next((one for one in LABELS if one in found.features), None)
+        self._look = images.look_for(source, specs, found[0][column])
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def read(self, rows: Sequence[int], batch: int) -> Iterator[Batch]:
+        """Decode images in batches."""
+        for part in chunks(rows, batch):
+            pictures = self._data[list(part)][self._column]
+            yield self._look.batch([self._look.tensor(one) for one in pictures])
+
+    def labels(self, rows: Sequence[int]) -> Tensor | None:
+        """Return class numbers, or None where there are none."""
+        return None if self._label is None else torch.tensor(self._of(rows, self._label))
+
+    def _of(self, rows: Sequence[int], column: str) -> Any:
+        return self._data.select_columns([column])[list(rows)][column]
+
+
+class _Lines(TextLines):
+    """A column of text, cut by the model's tokenizer."""
+
+    def __init__(
+        self,
+        source: Source,
+        specs: Sequence[TensorSpec],
+        tokenizer: str | Path | None,
+        found: Any,
+        column: str,
+        split: str,
+    ) -> None:
+        self.split = split
+        self._data, self._column = found, column
+        self._label = next((one for one in LABELS if one in found.features), None)
+        super().__init__(source, specs, tokenizer)
+
+    def _index(self) -> None:
+        self._starts = array("q", range(len(self._data)))
+        self._labels = None
+
+    def _text(self, row: int) -> str:
+        return str(self._data[row][self._column])
+
+    def labels(self, rows: Sequence[int]) -> Tensor | None:
+        """Return class numbers, or None where there are none."""
+        if self._label is None:
+            return None
+        return torch.tensor(self._data.select_columns([self._label])[list(rows)][self._label])
+
+
+class _Arrays:
+    """Columns of numbers."""
+
+    def __init__(self, source: Source, specs: Sequence[TensorSpec], found: Any, split: str) -> None:
+        source.admit(())
+        self.split = split
+        self._data = found.with_format("torch")
+        self._where = source.where
+        self._inputs, self._label = assign(list(found.features), specs, source.where)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def read(self, rows: Sequence[int], batch: int) -> Iterator[Batch]:
+        """Read rows in batches."""
+        for part in chunks(rows, batch):
+            found = self._data[list(part)]
+            for name in self._inputs:
+                if not isinstance(found[name], Tensor):
+                    raise DataError(
+                        where=f"{self._where}, {name}",
+                        found="rows of different lengths, or no numbers",
+                        allowed="numbers of one shape in every row",
+                        fix="pad them, or leave the column out",
+                    )
+            args = tuple(found[name] for name, word in self._inputs.items() if word is None)
+            yield args, {w: found[name] for name, w in self._inputs.items() if w is not None}
+
+    def labels(self, rows: Sequence[int]) -> Tensor | None:
+        """Return labels, or None where no column holds any."""
+        return None if self._label is None else as_labels(self._data[list(rows)][self._label])
