@@ -1,6 +1,6 @@
 """Steps until a converted model is as good: from its conversion with its teacher, and from scratch.
 
-    python benchmarks/recovery.py [--only digits|fashion] [--target params=0.1] [--steps N]
+    python benchmarks/recovery.py [--only digits|fashion] [--target params=0.03] [--steps N]
                                   [--full-epochs N] [--seeds N]
 
 Both runs train the same structure on the same examples, optimiser, rate and batch. From
@@ -120,7 +120,7 @@ def main() -> None:
     """Print a line for each model and seed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=TASKS, action="append")
-    parser.add_argument("--target", default="params=0.1")
+    parser.add_argument("--target", default="params=0.03")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--full-epochs", type=float, default=6)
     parser.add_argument("--seeds", type=int, default=1)

@@ -157,6 +157,7 @@ def finetune(
         first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts
         with progress_shown(quiet=quiet or json_only or not first, left=True) as progress:
             from bp_convert.training import finetune as train
+            from bp_convert.training import leave
 
             opened, made_by = _opened(model, arch, trust)
             trained, report = train(
@@ -171,6 +172,7 @@ def finetune(
                 tokenizer=tokenizer_beside(model, arch, tokenizer),
                 progress=progress,
             )
+        leave()
         if not first:
             return
         written = _save(trained, goal, made_by, force)

@@ -13,6 +13,7 @@ from bp_convert.data.load import from_loader, from_tensors, load_examples
 from bp_convert.data.rows import Part
 from bp_convert.data.source import Source
 from bp_convert.graph.inputs import infer_input
+from bp_convert.layers import BPEmbedding
 from bp_convert.values.settings import Settings
 from bp_convert.values.tensors import TensorSpec
 
@@ -98,7 +99,7 @@ def specs_of(model: nn.Module, inputs: Sequence[TensorSpec] = ()) -> tuple[Tenso
     vocabulary is found out.
     """
     specs = tuple(inputs) or (infer_input(model) or ((), ""))[0]
-    sizes = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
+    sizes = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding | BPEmbedding)]
     if not sizes:
         return tuple(specs)
     return tuple(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bp_convert.training.engine import leave
 from bp_convert.training.finetune import finetune, settings_for
 
-__all__ = ["finetune", "settings_for"]
+__all__ = ["finetune", "leave", "settings_for"]

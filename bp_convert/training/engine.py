@@ -78,6 +78,7 @@ class Engine:
         """Move a model to its device, and shard it where that is asked; before the optimiser is
         made, because sharding makes new parameters."""
         model.to(self.device)
+        _unmark(model)
         if self.sharded:
             from torch.distributed.fsdp import fully_shard
 
@@ -92,6 +93,8 @@ class Engine:
         self.model = self.inner
         if not self.sharded:
             self.model = self.accelerator.prepare_model(self.inner)
+            alone = isinstance(self.model, nn.parallel.DistributedDataParallel) != (self.world > 1)
+            assert not alone, "processes would train each for itself"
         self.optimizer = self.accelerator.prepare_optimizer(optimizer, device_placement=False)
 
     def release(self) -> nn.Module:
@@ -99,6 +102,7 @@ class Engine:
         if self.sharded:
             return self.inner
         found: nn.Module = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
+        _unmark(found)
         return found
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -209,6 +213,18 @@ class Engine:
     def scaler(self) -> Any:
         """The scaler of fp16 losses, or None."""
         return self.accelerator.scaler
+
+
+def _unmark(model: nn.Module) -> None:
+    """Take off the mark of a prepared model: it goes into copies and files, and accelerate does not
+    prepare a marked one, so that its processes would train each for itself."""
+    model.__dict__.pop("_is_accelerate_prepared", None)
+
+
+def leave() -> None:
+    """Part from the other processes, at the end of a program."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def as_shard(value: Tensor, like: Tensor) -> Tensor:

@@ -365,6 +365,8 @@ class _Run:
             result.load_state_dict(engine.weights())
         else:
             result = engine.release()
+            if "forward" not in vars(self.source):
+                result.__dict__.pop("forward", None)  # what accelerate has put back there
             result.zero_grad(set_to_none=True)
         result._compiled_call_impl = None
         flags = dict(self.source.named_modules())

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from typing import ClassVar
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.vgg import VGG, make_layers
@@ -59,3 +63,24 @@ class VoiceEncoder(nn.Module):
 def voice_encoder() -> nn.Module:
     """Return a narrow speaker encoder."""
     return VoiceEncoder()
+
+
+def crepe() -> nn.Module:
+    """Return torchcrepe's form with few channels."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    from assets import Crepe
+
+    class Narrow(Crepe):
+        WIDTHS: ClassVar = {"tiny": (16, 4, 4, 4, 8, 8)}
+
+    model: nn.Module = Narrow()
+    return model
+
+
+def digit_cnn() -> nn.Module:
+    """Return the digit CNN's form with few channels."""
+    stages: list[nn.Module] = []
+    for inputs, outputs in ((1, 4), (4, 8), (8, 16)):
+        stages += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2, 2)]
+    head = [nn.Flatten(), nn.Linear(144, 32), nn.ReLU(), nn.Linear(32, 10)]
+    return nn.Sequential(*stages, *head)

@@ -18,9 +18,8 @@ from bp_convert.values.training import Training
 MODELS = "benchmarks/asset_models.py"
 # Trained models by their classes, without the weights that a registry has; large ones smaller.
 FRESH = {
-    f"{MODELS}:digit_cnn": "benchmarks/assets.py:DigitCNN",
-    f"{MODELS}:crepe": "benchmarks/assets.py:Crepe",
-    f"{MODELS}:crepe?size=full": "benchmarks/assets.py:Crepe",
+    f"{MODELS}:digit_cnn": "tests/recipes/narrow.py:digit_cnn",
+    f"{MODELS}:crepe": "tests/recipes/narrow.py:crepe",
     f"{MODELS}:voice_encoder": "tests/recipes/narrow.py:voice_encoder",
     f"{MODELS}:minilm": f"{MODELS}:minilm_empty",
     f"{MODELS}:reader": f"{MODELS}:Reader?width=32",
@@ -29,7 +28,7 @@ FRESH = {
     "torchvision:vgg19": "tests/recipes/narrow.py:vgg",
     "bp:resnet56": "bp:resnet?depth=11&width=8",
     "bp:svgg": "tests/recipes/narrow.py:svgg",
-    "torchvision:mobilenet_v2": "torchvision:mobilenet_v2?num_classes=10&width_mult=0.25",
+    "bp:resnet": "bp:resnet?depth=11&width=8&in_channels=1",
     "bp:captioner": "bp:captioner?vocabulary=500",
 }
 # Inputs of the same form, where the recipe's own are large.

@@ -72,6 +72,8 @@ def long_run(folder: Path | None, *, resume: bool = False, slow: float = 0.0, **
 def many(mode: str, folder: Path) -> Any:
     """What each of several processes does; return the report."""
     model, source = converted()
+    if mode == "again":  # of what a run has returned
+        model, _ = bp_convert.finetune(model, data(), steps=2, shard=False)
     more: dict[str, Any] = {"shard": True} if mode == "shard" else {}
     trained, report = bp_convert.finetune(
         model,

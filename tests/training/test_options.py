@@ -51,6 +51,17 @@ def test_training_lowers_the_loss_and_leaves_the_model_and_the_generators() -> N
     assert len(report.curve) == report.steps == 5 * 3
 
 
+@pytest.mark.parametrize("asked", [{}, {"precision": "bf16"}, {"recompute": True}, {"ema": 0.9}])
+def test_the_result_bears_no_trace_of_its_training(asked: dict[str, Any]) -> None:
+    model = Tower()
+    trained, _ = train(model, **asked)
+    for (name, one), two in zip(model.named_modules(), trained.modules(), strict=True):
+        assert vars(one).keys() - {"_compiled_call_impl"} == vars(two).keys() - {
+            "_compiled_call_impl"
+        }, name
+        assert not two._forward_hooks
+
+
 def test_the_same_seed_is_the_same_run() -> None:
     model = runs.Digest()
     assert same(train(model)[0], train(model)[0])

@@ -41,6 +41,15 @@ def test_two_processes_equal_one_of_the_same_batch(tmp_path: Path, alone: dict[s
     assert far(start_weights, alone) > 100 * TOLERANCE  # it has learnt something meanwhile
 
 
+def test_what_was_trained_before_is_trained_by_two_as_by_one(tmp_path: Path) -> None:
+    runs.many("again", tmp_path)
+    alone = torch.load(tmp_path / "again-0.pt")
+    together("again", tmp_path)
+    first, second = (torch.load(tmp_path / f"again-{rank}.pt") for rank in (0, 1))
+    assert far(first, second) == 0
+    assert far(first, alone) < TOLERANCE
+
+
 def test_shards_train_as_one_and_come_together_in_a_file(
     tmp_path: Path, alone: dict[str, Any]
 ) -> None:
