@@ -34,6 +34,7 @@ def training_from(
     """
     from pydantic import ValidationError
 
+    from bp_convert.values.explain import explained
     from bp_convert.values.training import Training
 
     given: dict[str, Any] = {}
@@ -51,7 +52,7 @@ def training_from(
     try:
         return Training.model_validate({**given, **flags}), beside
     except ValidationError as problem:
-        raise _explained(problem, option) from None
+        raise explained(problem, option, BESIDE) from None
 
 
 def _put(given: dict[str, Any], keys: list[str], value: Any, where: str) -> None:
@@ -79,26 +80,6 @@ def _value(text: str) -> Any:
     except yaml.YAMLError:
         return text
     return found if isinstance(found, bool | list | dict | None) else text
-
-
-def _explained(problem: Any, option: str) -> TrainingError:
-    import difflib
-
-    from bp_convert.values.training import Distill, Training
-
-    first = problem.errors()[0]
-    place = [str(one) for one in first["loc"]]
-    inside = place[:1] == ["distill"] and len(place) > 1
-    known = [*(Distill if inside else Training).model_fields, *(() if inside else BESIDE)]
-    unknown = first["type"] == "extra_forbidden"
-    near = difflib.get_close_matches(place[-1], known, n=1) if place else []
-    said = str(first["msg"]).removeprefix("Value error, ")
-    return TrainingError(
-        where=f"{option} {'.'.join(place)}".strip(),
-        found="no such setting" if unknown else f"{said} (got {str(first.get('input'))[:80]})",
-        allowed=f"one of: {', '.join(known)}" if unknown else "a value that the setting takes",
-        fix=f"did you mean {near[0]}?" if unknown and near else "correct the setting",
-    )
 
 
 def tokenizer_beside(model: str, arch: str | None, named: Path | None) -> Path | None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -22,6 +21,7 @@ from bp_convert.data.fit import fit_batch
 from bp_convert.data.loader import batched, seeded
 from bp_convert.data.rows import Rows
 from bp_convert.errors import BpConvertError, DataError
+from bp_convert.training.randomness import Aside, mixed
 from bp_convert.values.tensors import TensorSpec
 
 Change = Callable[[Batch, Sequence[tuple[int, int, int]]], Batch]
@@ -73,11 +73,6 @@ class Feed(Protocol):
     def epoch(self, number: int, start: int = 0) -> Iterator[Micro]:
         """Yield the passes of an epoch, from the one with the number ``start`` on."""
         ...
-
-
-def mixed(*numbers: int) -> int:
-    """Return a seed that all of the numbers decide."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
 
 
 class RowsFeed:
@@ -229,7 +224,7 @@ class StreamFeed:
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Micro]:
         """Yield the passes of an epoch; those before ``start`` are read and let go."""
-        aside = _Aside(mixed(self._seed, number))
+        aside = Aside(mixed(self._seed, number))
         with aside:
             items = batched(iter(self._make()), self._specs, self._where, self._batch)
         index = 0
@@ -269,49 +264,6 @@ class StreamFeed:
                 allowed="a loader that can be read from its start again",
                 fix="give a function that makes the loader, or ask for one epoch",
             )
-
-
-class _Aside:
-    """Random states of their own, in use inside ``with``."""
-
-    def __init__(self, seed: int) -> None:
-        with seeded(seed):
-            self._state = random_state()
-
-    def __enter__(self) -> None:
-        self._before = random_state()
-        set_random_state(self._state)
-
-    def __exit__(self, *_: object) -> None:
-        self._state = random_state()
-        set_random_state(self._before)
-
-
-def random_state() -> dict[str, Any]:
-    """Return the states of python's, numpy's and torch's generators as plain values."""
-    import random
-
-    kind, keys, place, has_gauss, gauss = np.random.get_state()
-    return {
-        "python": random.getstate(),
-        "numpy": (str(kind), torch.from_numpy(np.array(keys).astype(np.int64)), place, has_gauss,
-                  gauss),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }  # fmt: skip
-
-
-def set_random_state(state: dict[str, Any]) -> None:
-    """Put the generators into a state that ``random_state`` returned."""
-    import random
-
-    version, keys, gauss = state["python"]
-    random.setstate((version, tuple(keys), gauss))
-    kind, numbers, place, has_gauss, cached = state["numpy"]
-    np.random.set_state((kind, numbers.numpy().astype(np.uint32), place, has_gauss, cached))
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
 
 
 def groups(micros: Iterator[Micro], size: int) -> Iterator[tuple[list[Micro], bool]]:

@@ -20,7 +20,7 @@ from bp_convert.surgery import fingerprint
 from bp_convert.training.average import Average
 from bp_convert.training.checkpoints import Checkpoints
 from bp_convert.training.engine import Engine
-from bp_convert.training.feed import Micro, random_state, set_random_state
+from bp_convert.training.feed import Micro
 from bp_convert.training.groups import make_optimizer, make_schedule
 from bp_convert.training.judge import Judge, metric_for, taught, to_device
 from bp_convert.training.loop import Loop
@@ -28,8 +28,10 @@ from bp_convert.training.loss import Objective, objective_for
 from bp_convert.training.matching import LayerPairs
 from bp_convert.training.material import Material, Reading, material
 from bp_convert.training.memory import estimate
+from bp_convert.training.randomness import random_state, set_random_state
 from bp_convert.training.recompute import recompute, undo
 from bp_convert.training.watch import Watch
+from bp_convert.values.explain import explained
 from bp_convert.values.plan import Plan
 from bp_convert.values.tensors import TensorSpec
 from bp_convert.values.training import Trained, Training
@@ -135,30 +137,7 @@ def settings_for(settings: Training | None, asked: dict[str, Any]) -> Training:
     try:
         return Training.model_validate({**given, **asked})
     except ValidationError as problem:
-        raise explained(problem) from None
-
-
-def explained(problem: ValidationError) -> TrainingError:
-    """Turn pydantic's first finding into an error of four parts."""
-    import difflib
-
-    first = problem.errors()[0]
-    place = [str(one) for one in first["loc"]]
-    known = list(Training.model_fields)
-    if place[:1] == ["distill"] and len(place) > 1:
-        from bp_convert.values.training import Distill
-
-        known = list(Distill.model_fields)
-    unknown = first["type"] == "extra_forbidden"
-    near = difflib.get_close_matches(place[-1], known, n=1) if place else []
-    return TrainingError(
-        where=f"training setting {'.'.join(place)}".strip(),
-        found="no such setting"
-        if unknown
-        else f"{first['msg'].removeprefix('Value error, ')} (got {str(first.get('input'))[:80]})",
-        allowed=f"one of: {', '.join(known)}" if unknown else "a value that the setting takes",
-        fix=f"did you mean {near[0]}?" if unknown and near else "correct the setting",
-    )
+        raise explained(problem, "training setting") from None
 
 
 @dataclass

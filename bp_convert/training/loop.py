@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from bp_convert.training.average import Average
 from bp_convert.training.checkpoints import Checkpoints
 from bp_convert.training.engine import Engine
-from bp_convert.training.feed import Feed, Micro, groups, random_state, set_random_state
+from bp_convert.training.feed import Feed, Micro, groups
 from bp_convert.training.judge import Judge, taught, to_device
 from bp_convert.training.loss import Objective
 from bp_convert.training.matching import LayerPairs
 from bp_convert.training.memory import held_by, held_by_optimizer, measured
+from bp_convert.training.randomness import random_state, set_random_state
 from bp_convert.training.trouble import Watchdog, diagnose, diverged
 from bp_convert.training.watch import Watch
 from bp_convert.values.training import Training

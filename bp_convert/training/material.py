@@ -21,7 +21,8 @@ from bp_convert.data.rows import Part, Rows
 from bp_convert.data.source import Source
 from bp_convert.errors import BpConvertError, DataError, TrainingError
 from bp_convert.training import augment
-from bp_convert.training.feed import Feed, Place, RowsFeed, StreamFeed, mixed
+from bp_convert.training.feed import Feed, Place, RowsFeed, StreamFeed
+from bp_convert.training.randomness import mixed
 from bp_convert.values.tensors import TensorSpec
 from bp_convert.values.training import Training
 

@@ -18,7 +18,7 @@ from bp_convert.training.checkpoints import Checkpoints
 from tests.training import runs
 from tests.training.apart import spawn
 
-KILLS = 6
+KILLS = 4
 
 
 def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
