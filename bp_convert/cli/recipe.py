@@ -196,7 +196,10 @@ def _written(schema: dict[str, Any]) -> dict[str, Any]:
     for name, example in (("TensorSpec", "3x224x224"), ("Target", "params=0.25")):
         if name in definitions:
             definitions[name] = {
-                "anyOf": [{"type": "string", "examples": [example]}, definitions[name]]
+                "anyOf": [
+                    {"type": ["string", "integer"], "examples": [example]},
+                    definitions[name],
+                ]
             }
     for part in (schema, *definitions.values()):
         for key in ("input", "target", "trust", "report", "inputs"):
