@@ -94,11 +94,12 @@ def check_scores(stated: Stated) -> None:
     """Refuse a score on what the job trains on.
 
     Raises:
-        RecipeError: one file is trained and scored on. A named data set has a split for each.
+        RecipeError: one file is trained and scored on. Named data sets, and folders with parts,
+            have a part for each.
     """
     job = stated.job
     scored = (job.evaluate or "").partition("?")[0]
-    if not scored or _NAMES.fullmatch(scored):
+    if not scored or _NAMES.fullmatch(scored) or _in_parts(Path(scored)):
         return
     for key in ("train", "finetune"):
         training = getattr(job, key)
@@ -110,6 +111,14 @@ def check_scores(stated: Stated) -> None:
                 allowed="examples that nothing is fitted to",
                 fix="split the examples into two files, one to train on and one to score on",
             )
+
+
+def _in_parts(folder: Path) -> bool:
+    """Return whether a folder has one part to train on and another; so has one that is absent."""
+    marks = ("train", "dataset_dict.json", "Flickr8k.token.txt", "Flickr8k_text")
+    if folder.suffix:
+        return False
+    return not folder.exists() or any((folder / mark).exists() for mark in marks)
 
 
 def _check_arch(stated: Stated, arch: str) -> None:

@@ -193,14 +193,14 @@ def init(
 def _written(schema: dict[str, Any]) -> dict[str, Any]:
     """Say how values are written in a file, where that differs from how they are kept."""
     definitions = schema.get("$defs", {})
-    text = {"type": "string", "examples": ["3x224x224"]}
-    written = {
-        "TensorSpec": [text, {"type": "integer"}],  # YAML reads 1024 as a number
-        "Target": [{"type": "string", "examples": ["params=0.25"]}],
-    }
-    for name, forms in written.items():
+    for name, example in (("TensorSpec", "3x224x224"), ("Target", "params=0.25")):
         if name in definitions:
-            definitions[name] = {"anyOf": [*forms, definitions[name]]}
+            definitions[name] = {
+                "anyOf": [
+                    {"type": ["string", "integer"], "examples": [example]},
+                    definitions[name],
+                ]
+            }
     for part in (schema, *definitions.values()):
         for key in ("input", "target", "trust", "report", "inputs"):
             one = part.get("properties", {}).get(key)

@@ -81,6 +81,7 @@ def shrunk(job: Job, folder: Path) -> Job:
         if arch.partition("?")[0] == trained.partition("?")[0]:
             options = arch.partition("?")[2] if fresh in KEPT else ""
             arch = fresh + ("?" if options else "") + options
+            break
     inputs = tuple(TensorSpec.parse(SMALLER.get(str(one), str(one))) for one in job.input)
     data = _data(job, inputs, folder)
     changes: dict[str, object] = {
