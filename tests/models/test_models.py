@@ -123,5 +123,5 @@ def test_squeezenet_ends_in_512_channels() -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(PlanError, match="svgg, resnet56, squeezenet, captioner"):
+    with pytest.raises(PlanError, match="svgg, resnet, resnet56, squeezenet, captioner"):
         build("resnet57")
