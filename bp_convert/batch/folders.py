@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from bp_convert.errors import CheckpointError, RecipeError
-from bp_convert.files.atomic import write_text
+from bp_convert.files.atomic import sync, write_text
 from bp_convert.values.outcome import Outcome
 
 DONE = "done.json"
@@ -162,7 +162,7 @@ def _replace(draft: Path, home: Path, work: Path) -> None:
         home.rename(aside)
     draft.rename(home)
     with contextlib.suppress(OSError):
-        _sync(home.parent)
+        sync(home.parent)
     shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -170,13 +170,5 @@ def _sync_all(folder: Path) -> None:
     """Put every file of a folder on the disk before its marker counts."""
     with contextlib.suppress(OSError):  # not every system opens folders
         for one in folder.rglob("*"):
-            _sync(one)
-        _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+            sync(one)
+        sync(folder)

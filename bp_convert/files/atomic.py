@@ -72,7 +72,7 @@ def write_all(writes: Sequence[tuple[Path, Write]], *, force: bool = False) -> l
             done.append((temporary, real))
             try:
                 write(temporary)
-                _sync(temporary)
+                sync(temporary)
             except CheckpointError:
                 raise
             except Exception as problem:  # OSError, and what torch and safetensors make of it
@@ -88,7 +88,7 @@ def write_all(writes: Sequence[tuple[Path, Write]], *, force: bool = False) -> l
                 temporary.unlink(missing_ok=True)
     for folder in {real.parent for _, real in done}:
         with contextlib.suppress(OSError):  # not every system opens folders
-            _sync(folder)
+            sync(folder)
     return [path for path, _ in writes]
 
 
@@ -106,7 +106,7 @@ def write_hashed(folder: Path, stem: str, suffix: str, write: Write) -> Path:
     temporary = _temporary(folder / f"{stem}{suffix}")
     try:
         write(temporary)
-        _sync(temporary)
+        sync(temporary)
         path = folder / f"{stem}-{digest_of_file(temporary)}{suffix}"
         temporary.replace(path)
     except CheckpointError:
@@ -117,7 +117,7 @@ def write_hashed(folder: Path, stem: str, suffix: str, write: Write) -> Path:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
-        _sync(folder)
+        sync(folder)
     return path
 
 
@@ -151,7 +151,8 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".bp-convert-{secrets.token_hex(6)}.tmp")
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Put a file or a folder on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
