@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, isfinite, log10
 
+from bp_convert.render.numbers import ticks as round_ticks
 from bp_convert.values.outcome import Outcome, Summary
 
 LEFT, TOP, WIDE, HIGH = 78, 16, 560, 290  # of the frame
@@ -169,17 +170,7 @@ def _mark(shape: str, x: float, y: float, colour: str, dot: _Dot) -> str:
 
 
 def _steps(low: float, high: float) -> list[tuple[float, str]]:
-    """Return round numbers in a range, about five."""
-    rough = (high - low) / 5
-    scale = 10 ** floor(log10(rough))
-    step = next(scale * one for one in (1, 2, 5, 10) if scale * one >= rough)
-    first = ceil(low / step)
-    found = []
-    while first * step <= high + 1e-9 * step:
-        value = first * step
-        found.append((value, f"{value:.10g}"))
-        first += 1
-    return found
+    return [(value, f"{value:.10g}") for value in round_ticks(low, high)]
 
 
 def _powers(low: float, high: float) -> list[tuple[float, str]]:
