@@ -26,6 +26,7 @@ def fit_in_metric(
     *,
     rows: Tensor | None = None,
     sweeps: int = SWEEPS,
+    solved: torch.dtype = torch.float64,
     name: str = "weight",
 ) -> KroneckerFit:
     """Return factors of ``spec`` that minimise ``tr(D (W - W') C (W - W')^T D)``.
@@ -39,6 +40,7 @@ def fit_in_metric(
         columns: how the columns are shared between the factors.
         rows: (K,) the diagonal of D, above zero: how much each output counts. Where both factors
             have outputs, the nearest product of a diagonal for each stands for it.
+        solved: in which the normal equations are solved.
 
     Returns:
         The factors, and the error relative to ``tr(D W C W^T D)``, rooted.
@@ -48,7 +50,9 @@ def fit_in_metric(
     if rows is not None:
         one, two = apart(rows.to(weight.dtype), spec)
         scale = torch.outer(one, two).view(-1, 1)
-        near = fit_in_metric(weight * scale, spec, columns, metric, sweeps=sweeps, name=name)
+        near = fit_in_metric(
+            weight * scale, spec, columns, metric, sweeps=sweeps, solved=solved, name=name
+        )
         w1, w2 = near.w1 / one[:, None], near.w2 / two
         gap = metric.energy(rows[:, None] * (weight - natural(w1, w2, columns)))
         total = metric.energy(rows[:, None] * weight)
@@ -60,7 +64,7 @@ def fit_in_metric(
     else:
         w1, w2 = _nearest(weight, spec, columns, metric, name)
         if sweeps and affordable(spec, metric):
-            w1, w2 = _alternate(weight, spec, columns, metric, w1, w2, sweeps)
+            w1, w2 = _alternate(weight, spec, columns, metric, w1, w2, sweeps, solved)
     total = metric.energy(weight)
     gap = metric.energy(weight - natural(w1, w2, columns))
     return KroneckerFit(w1, w2, (gap / total) ** 0.5 if total else 0.0)
@@ -77,15 +81,17 @@ def low_rank(spec: FactorSpec) -> bool:
     return spec.out[1] == 1 and spec.inp[0] == 1
 
 
-def affordable(spec: FactorSpec, metric: Metric, work: float = MAX_WORK) -> bool:
+def affordable(
+    spec: FactorSpec, metric: Metric, work: float = MAX_WORK, side: int = MAX_SIDE
+) -> bool:
     """Return whether the normal equations of the metric can be set up, in so many multiply-adds,
-    and solved."""
+    and solved, for so many unknowns."""
     (d1, d2), rank = spec.inp, spec.rank
     if isinstance(metric, Diagonal):
         return rank * rank * rank * max(d1, d2) <= work
     if not isinstance(metric, Full):
         return False
-    return rank * max(d1, d2) <= MAX_SIDE and (rank * d1 * d2) ** 2 <= work
+    return rank * max(d1, d2) <= side and (rank * d1 * d2) ** 2 <= work
 
 
 def natural(w1: Tensor, w2: Tensor, columns: Columns) -> Tensor:
@@ -128,6 +134,7 @@ def _alternate(
     w1: Tensor,
     w2: Tensor,
     sweeps: int,
+    solved: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Solve for one factor with the other held, in turn; never worse than the start."""
     (k1, k2), (d1, d2) = spec.out, spec.inp
@@ -135,13 +142,13 @@ def _alternate(
     target = metric.apply(weight)  # (K, D)
     if columns.order is not None:
         target = target.index_select(1, columns.order)
-    target = target.view(k1, k2, d1, d2).double()
+    target = target.view(k1, k2, d1, d2).to(solved)
     step = _diagonal_step if isinstance(metric, Diagonal) else _full_step
-    form = _forms(metric, columns)
+    form = _forms(metric, columns, solved)
     best, kept = _error(weight, w1, w2, columns, metric), (w1, w2)
     for _ in range(sweeps):
         # With the roles turned, w1 is solved for by the same step: (R, d1, k1), (R, k2, d2).
-        w2 = step(w1.double(), target, form[0])
+        w2 = step(w1.to(solved), target, form[0])
         w1t = step(w2.transpose(1, 2), target.permute(1, 0, 3, 2), form[1])  # (R, d1, k1)
         w1 = w1t.transpose(1, 2)
         scale = (w1.flatten(1).norm(dim=1) / w2.flatten(1).norm(dim=1).clamp(min=1e-30)).sqrt()
@@ -162,15 +169,15 @@ def _error(weight: Tensor, w1: Tensor, w2: Tensor, columns: Columns, metric: Met
     return error if error == error else float("inf")
 
 
-def _forms(metric: Metric, columns: Columns) -> tuple[Tensor, Tensor]:
+def _forms(metric: Metric, columns: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the metric laid out for solving for w2, and for w1."""
     d1, d2 = columns.inp
     if isinstance(metric, Diagonal):
-        table = metric.weights.view(d1, d2).double()
+        table = metric.weights.view(d1, d2).to(dtype)
         return table, table.t()
     assert isinstance(metric, Full)
     blocks = metric.blocks(columns).permute(0, 2, 1, 3)  # (d1, d1', d2, d2')
-    flat = blocks.reshape(d1 * d1, d2 * d2).double()
+    flat = blocks.reshape(d1 * d1, d2 * d2).to(dtype)
     return flat, flat.t()
 
 
@@ -197,8 +204,9 @@ def _diagonal_step(w1: Tensor, target: Tensor, form: Tensor) -> Tensor:
 
 
 def _solve(normal: Tensor, right: Tensor) -> Tensor:
-    mean = normal.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=1e-300)
-    normal.diagonal(dim1=-2, dim2=-1).add_(TIKHONOV * mean[..., None])
+    limits = torch.finfo(normal.dtype)
+    mean = normal.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=limits.tiny)
+    normal.diagonal(dim1=-2, dim2=-1).add_(max(TIKHONOV, 8 * limits.eps) * mean[..., None])
     lower, info = torch.linalg.cholesky_ex(normal)
     solution: Tensor
     if int(info.max()) > 0:

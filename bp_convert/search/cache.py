@@ -17,7 +17,7 @@ from torch import Tensor
 from bp_convert.search.curves import Curve
 from bp_convert.values.factors import FactorSpec
 
-FORM = 11  # of what is kept and how it is computed: a change makes old files unused
+FORM = 12  # of what is kept and how it is computed: a change makes old files unused
 
 
 def cache_folder() -> Path:

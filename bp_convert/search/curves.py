@@ -32,7 +32,8 @@ NEAR = 1.5  # times the best error at a share, up to which a pair is worth a fit
 PICKED = 3  # pairs at each of those shares
 HOPELESS = 1.5  # times low-rank's squared error there, beyond which the other pairs are left out
 SWEEPS = 3
-TRIAL = 1e9  # multiply-adds of a half sweep's normal equations, above which it is not tried
+TRIAL = 1e9  # multiply-adds of a half sweep's normal equations, above which there is none
+TRIAL_SIDE = 3000  # unknowns of one system, likewise
 Tick = Callable[[], None]
 
 
@@ -219,34 +220,26 @@ class _Search:
         """Fit the pairs that may win in the whole metric at a few numbers of terms; return the
         squared errors that this reaches, by pair and number.
 
-        Where even the most promising pair stays far behind low-rank, no other is tried.
+        What fitting gained a pair at one share is expected of it at the next. Where even the most
+        promising pair stays far behind low-rank, no other is tried.
         """
         others = [one for one in curves if not low_rank(one.spec)]
-        ranked = {
-            share: sorted(others, key=lambda one: one.at(share * self.size)) for share in TRIED
-        }
-        limits = {
-            share: NEAR**2 * min(one.at(share * self.size) for one in self.found.values())
-            for share in TRIED
-        }
-        picked = {
-            one.spec
-            for share in TRIED
-            for one in ranked[share][:PICKED]
-            if one.at(share * self.size) <= limits[share]
-        }
+        gained = {one.spec: 1.0 for one in others}  # fitted over estimated error, so far
         reached: dict[FactorSpec, dict[int, float]] = {}
         for share in TRIED:
-            for curve in ranked[share]:
-                spec, budget = curve.spec, share * self.size
+            budget = share * self.size
+            limit = NEAR**2 * min(one.at(budget) for one in self.found.values())
+            near = [one for one in others if one.at(budget) <= limit]
+            near.sort(key=lambda one: gained[one.spec] * one.at(budget))
+            for curve in near[:PICKED]:
+                spec = curve.spec
                 rank = int(budget // spec.params)
-                if spec not in picked or curve.at(budget) > limits[share]:
-                    continue
                 if not 1 <= rank < spec.full_rank:
                     continue
-                errors = reached.setdefault(spec, {})
-                errors[rank] = self._fitted(spec.model_copy(update={"rank": rank}))
-                if errors[rank] > HOPELESS * lowest.at(budget):
+                error = self._fitted(spec.model_copy(update={"rank": rank}))
+                reached.setdefault(spec, {})[rank] = error
+                gained[spec] = error / max(curve.at(budget), 1e-12)
+                if error > HOPELESS * lowest.at(budget):
                     break
         return reached
 
@@ -278,8 +271,10 @@ class _Search:
         gap = 0.0
         every = zip(self.metrics, self.matrices, self.rows, self.totals, strict=True)
         for metric, one, row, total in every:
-            sweeps = SWEEPS if affordable(spec, metric, TRIAL) else 0
-            near = fit_in_metric(one, spec, columns, metric, rows=row, sweeps=sweeps)
+            sweeps = SWEEPS if affordable(spec, metric, TRIAL, TRIAL_SIDE) else 0
+            near = fit_in_metric(
+                one, spec, columns, metric, rows=row, sweeps=sweeps, solved=torch.float32
+            )
             gap += near.error**2 * total
             self.tick()
         return gap / max(sum(self.totals), 1e-300)
