@@ -54,7 +54,19 @@ def bilinear(x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
             right = w2.reshape(rank * d2, k2)  # (R*d2, k2)
         t = _on_each(left, x.reshape(-1, d1, d2))  # (N, k1*R, d2)
         y = t.view(-1, rank * d2) @ right  # (N*k1, k2)
-    return y.reshape(*x.shape[:-1], k1 * k2)
+    return shaped(y, (*x.shape[:-1], k1 * k2))
+
+
+def shaped(y: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return a product that nothing else holds in another shape, not as a view of it.
+
+    What is done to a view in place (a bias added, ``nn.ReLU(inplace=True)``) is undone in
+    backward by copying the whole gradient, each time.
+    """
+    if not torch.is_grad_enabled():
+        return y.reshape(shape)  # the same, in less time
+    own: Tensor = torch.ops.aten._unsafe_view(y.contiguous(), shape)
+    return own
 
 
 def _on_each(left: Tensor, rows: Tensor) -> Tensor:

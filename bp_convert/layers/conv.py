@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bp_convert.kron.contract import shaped
 from bp_convert.kron.conv_layout import (
     Layout,
     fast_conv_factors,
@@ -128,7 +129,7 @@ class _BPConv(nn.Module):
         t = t.view(n * k1, c2, *size)  # (N*k1, c2, *size)
         w2 = self.w2.reshape(c2, *self._own[1], k2).movedim(-1, 0)  # (k2, c2, *own)
         y = type(self).CONV(t, w2, None, *self._steps[1])  # (N*k1, k2, *out)
-        return y.view(n, k1 * k2, *y.shape[2:])
+        return shaped(y, (n, k1 * k2, *y.shape[2:]))
 
     def _one_then_two(self, x: Tensor) -> Tensor:
         lay, (k1, k2), terms = self._layout, self.factors.out, self.factors.rank
@@ -137,7 +138,7 @@ class _BPConv(nn.Module):
         t, size = self._mix_one(x, w1, lay.c2)  # (N, k1*R, c2*size)
         t = t.reshape(-1, terms * lay.c2, *size)  # (N*k1, R*c2, *size)
         y = self._mix_two(t, w2)  # (N*k1, k2, *out)
-        return y.reshape(-1, k1 * k2, *y.shape[2:])
+        return shaped(y, (x.shape[0], k1 * k2, *y.shape[2:]))
 
     def _two_then_one(self, x: Tensor) -> Tensor:
         lay, (k1, k2), terms = self._layout, self.factors.out, self.factors.rank
@@ -146,7 +147,7 @@ class _BPConv(nn.Module):
         w1 = self.w1.view(terms, k1, lay.c1, -1).permute(1, 2, 0, 3)  # (k1, c1, R, s1)
         w1 = w1.reshape(k1, lay.c1 * terms, -1)  # (k1, c1*R, s1)
         y, size = self._mix_one(t, w1, k2)  # (N, k1, k2*out)
-        return y.reshape(-1, k1 * k2, *size)
+        return shaped(y, (x.shape[0], k1 * k2, *size))
 
     def _mix_one(self, x: Tensor, w: Tensor, passive: int) -> tuple[Tensor, tuple[int, ...]]:
         """Apply factor 1 where each channel stands for ``passive`` ones that it leaves alone.
