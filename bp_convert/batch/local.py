@@ -85,7 +85,7 @@ class Local:
     def _hire(self, left: int) -> _Hand:
         number = len(self.hands) + 1
         log = self.results.work / f"worker-{number}.log"
-        threads = max(1, (os.cpu_count() or 1) // min(self.jobs, max(1, left)))
+        threads = max(1, _cores() // min(self.jobs, max(1, left)))
         mine, theirs = self.context.Pipe()
         watched, life = self.context.Pipe(duplex=False)
         process = self.context.Process(
@@ -163,3 +163,9 @@ class Local:
                 with contextlib.suppress(OSError):
                     pipe.close()
         self.hands.clear()
+
+
+def _cores() -> int:
+    """Return how many cores this process may run on: a container or a scheduler lends some."""
+    lent = getattr(os, "sched_getaffinity", None)  # absent on some systems
+    return len(lent(0)) if lent else os.cpu_count() or 1
