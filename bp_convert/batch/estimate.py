@@ -41,16 +41,27 @@ SIZES = {
 
 
 def estimates(jobs: Sequence[Stated], progress: Progress) -> Iterator[Estimate]:
-    """Plan jobs one after the other; what stops one stops none of the others."""
+    """Plan jobs one after the other; what stops one stops none of the others.
+
+    Jobs that differ in nothing but their seed are planned once.
+    """
+    known: dict[str, Estimate] = {}
     for number, one in enumerate(jobs):
         progress(one.job.name, number, len(jobs))
-        try:
-            check_files(one)
-            check_scores(one)
-            yield _estimate(one.job)
-        except BpConvertError as problem:
-            words = f"{problem.where}: {problem.found}. To do: {problem.fix}"
-            yield Estimate(name=one.job.name, what=what(one.job), problem=words)
+        key = one.job.model_dump_json(exclude={"name", "paper", "seed"})
+        if key not in known:
+            known[key] = _tried(one)
+        yield known[key].model_copy(update={"name": one.job.name})
+
+
+def _tried(one: Stated) -> Estimate:
+    try:
+        check_files(one)
+        check_scores(one)
+        return _estimate(one.job)
+    except BpConvertError as problem:
+        words = f"{problem.where}: {problem.found}. To do: {problem.fix}"
+        return Estimate(name=one.job.name, what=what(one.job), problem=words)
 
 
 def what(job: Job) -> str:
@@ -76,8 +87,12 @@ def _estimate(job: Job) -> Estimate:
     source = open_source(job)
     notes = list(source.notes)
     if job.train is not None and job.request.target:
-        notes.append("planned on untrained weights: another choice within the same target")
-    examples = _examples(job, source.model, notes)
+        notes.append(
+            "planned on untrained weights, without data: another choice within the same target"
+        )
+        examples = None
+    else:
+        examples = _examples(job, source.model, notes)
     if job.counterpart == "full":
         params = count_params(source.model)
         size = _full_macs(job, source.model)

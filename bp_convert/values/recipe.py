@@ -225,7 +225,12 @@ class Matrix(Value):
 
 
 class Entry(JobKeys):
-    """One of the ``jobs`` of a recipe."""
+    """One of the ``jobs`` of a recipe.
+
+    Attributes:
+        name: of the job; with a matrix, what its jobs' names begin with.
+        matrix: lists of values; each combination is a job.
+    """
 
     name: str | None = None
     matrix: Matrix | None = None

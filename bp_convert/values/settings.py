@@ -21,7 +21,12 @@ Rank = Annotated[int, Field(ge=1, strict=True)] | Annotated[float, Field(gt=0, l
 
 
 class Pairs(Value):
-    """Factor pairs written out for one layer; the other policy is to let the planner choose."""
+    """Factor pairs written out for one layer; the other policy is to let the planner choose.
+
+    Attributes:
+        out: the outputs as a product k1 * k2.
+        inp: the inputs as a product d1 * d2; ``in`` in files.
+    """
 
     out: Pair
     inp: Pair = Field(alias="in")

@@ -35,6 +35,18 @@ def test_the_schema_accepts_every_recipe_and_refuses_others() -> None:
     assert checker.is_valid({"arch": "bp:svgg", "target": "params=0.5", "input": "3x32x32"})
 
 
+def test_the_schema_says_of_every_key_what_it_is() -> None:
+    made = json.loads(RUN.invoke(app, ["recipe", "schema"]).stdout)
+    silent = [
+        f"{name}.{key}"
+        for name, one in {"": made, **made["$defs"]}.items()
+        for key, field in one.get("properties", {}).items()
+        if not field.get("description")
+    ]
+    assert not silent
+    assert made["properties"]["target"]["description"].startswith("limits that the converted")
+
+
 def test_validate_counts_jobs_and_names_the_code_that_runs() -> None:
     Path("m.py").write_text("def f():\n    pass\n")
     Path("study.yaml").write_text("arch: m.py:f\ntrust: m.py\nmatrix: {alpha: [1, 2]}\n")
