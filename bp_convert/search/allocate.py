@@ -6,7 +6,7 @@ minus its logarithm. Where errors are small that is their weighted sum: they add
 noise (Zhou, Moosavi-Dezfooli, Cheung and Frossard, Adaptive Quantization for Deep Neural Network,
 AAAI 2018, section 3); a layer of which nothing is left costs all. With a price on each limited
 quantity every layer chooses for itself (Everett, 1963); prices are found by bisection, and what is
-left of a limit is then spent greedily.
+left of a limit is then spent greedily. One limit on few layers is spent exactly.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bp_convert.search.knapsack import knapsack
 from bp_convert.search.options import COSTS, Unit
 
 ERROR = "error"
@@ -27,6 +28,7 @@ FULL = 0.998  # share of a limit above which two options at once are not tried
 PAIRS = 12  # exchanges of two options
 NEAR = 160  # options of a unit that take part in those, the nearest in what they take
 UNITS = 24  # the units that take part: with more, single exchanges are fine enough
+FEW = 16  # units up to which one limit is spent by dynamic programming
 LEAST = 1e-4  # of a signal's energy: less counts as this
 
 
@@ -89,6 +91,12 @@ def allocate(units: Sequence[Unit], limits: Mapping[str, float]) -> list[int]:
         if better is None:
             break
         choice = _spend(tables, better, bounds)
+    if len(names) == 1 and len(tables) <= FEW:
+        best = knapsack(
+            [one.objective for one in tables], [t.limited[:, 0] for t in tables], bounds[0]
+        )
+        if best is not None and _total(tables, best) < _total(tables, choice):
+            choice = _spend(tables, best, bounds)
     return choice
 
 
@@ -127,6 +135,10 @@ def _sums(tables: Sequence[_Table], choice: Sequence[int]) -> np.ndarray:
         [one.limited[at] for one, at in zip(tables, choice, strict=True)], axis=0
     )
     return found
+
+
+def _total(tables: Sequence[_Table], choice: Sequence[int]) -> float:
+    return sum(float(one.objective[at]) for one, at in zip(tables, choice, strict=True))
 
 
 def _priced(tables: Sequence[_Table], bounds: np.ndarray, names: Sequence[str]) -> list[int]:

@@ -11,8 +11,11 @@ from bp_convert.kinds import Factors, Spread
 from bp_convert.search.choose import Budget
 from bp_convert.search.options import Wanted
 
-HEAD = 4096  # bytes of a file that are no numbers: its form and its settings, and for each
-EACH = 420  # tensor and layer its name, its shape and its line in the plan
+# Bytes of a file that are no numbers, from the files of a dozen models, on the safe side:
+HEAD = 3300  # its form and its settings,
+TENSOR = 110  # of each tensor its place and shape,
+LETTER = 7  # each letter of their names,
+LAYER = 1750  # and of each layer its factors and its line in the plan
 
 
 def budget_for(
@@ -47,8 +50,7 @@ def budget_for(
         widths = site.kind.widths(site.module)
         fixed += site.kind.params(site.module, widths, factors)
         fixed -= site.kind.params(site.module, widths)
-    head = HEAD + EACH * (len(held) + 2 * len(wanted))
-    other = size - params * each + rows * each + head
+    other = size - params * each + rows * each + _head(model)
     return Budget(
         before={"params": params, "macs": float(macs or 0), "size": size},
         fixed={"params": fixed, "macs": left, "size": fixed * each + other},
@@ -60,3 +62,13 @@ def _weights(site: Site, factors: Factors) -> int:
     """Count the numbers in a twin's factors."""
     matrices = site.kind.matrices(site.module, Spread())
     return sum(len(matrices[role]) * spec.params for role, spec in factors.items())
+
+
+def _head(model: nn.Module) -> int:
+    """Estimate the bytes of the saved file that hold no numbers."""
+    names = list(model.state_dict())
+    layers = sum(
+        any(weight.dim() > 1 for weight in module.parameters(recurse=False))
+        for module in model.modules()
+    )
+    return HEAD + TENSOR * len(names) + LETTER * sum(map(len, names)) + LAYER * layers

@@ -25,6 +25,7 @@ SLACKS = (1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 2.0)  # of the time before, tried in t
 WORTH = 1.1  # times the loss that speed may cost
 FILLS = 40  # single terms that what is left over is spent on
 SPENT = 0.993  # share of a target that a choice is to take up
+LEFT = 0.01  # share of a target from which on what is left over is spoken of
 SLOWER = "to keep the target the model is predicted to run slower than before"
 
 
@@ -100,7 +101,9 @@ def choose(
         choice, limits, slower = _guarded(units, limits, choice)
         found.notes += [SLOWER] if slower else []
     choice = [_polished(unit, at, limits) for unit, at in zip(units, choice, strict=True)]
-    return _result(found, units, _filled(units, choice, limits))
+    choice = _filled(units, choice, limits)
+    found.notes += _unspent(units, targets, budget, choice)
+    return _result(found, units, choice)
 
 
 def _guarded(
@@ -130,6 +133,26 @@ def _spent(units: Sequence[Unit], choice: Sequence[int], limits: Mapping[str, fl
         sum(float(quantity(unit, name)[at]) for unit, at in zip(units, choice, strict=True)) / limit
         for name, limit in limits.items()
     )
+
+
+def _unspent(
+    units: Sequence[Unit], targets: Sequence[Target], budget: Budget, choice: Sequence[int]
+) -> list[str]:
+    """Say so where more than a hundredth of every target is left over."""
+    words = []
+    for target in targets:
+        if target.quantity == "error":
+            return []
+        taken = sum(
+            float(quantity(unit, _column(target))[at])
+            for unit, at in zip(units, choice, strict=True)
+        )
+        limit = target.limit(budget.before[target.quantity])
+        left = limit - budget.total(target, taken)
+        if left <= LEFT * limit:
+            return []
+        words.append(f"{target} leaves {left:,.0f} over: nothing that fits in gains by it")
+    return words
 
 
 def _loss(units: Sequence[Unit], choice: Sequence[int]) -> float:

@@ -79,4 +79,4 @@ class Target(Value):
         )
 
     def __str__(self) -> str:
-        return f"{self.quantity}={self.value:g}"
+        return f"{self.quantity}={self.value:.12g}"

@@ -66,8 +66,8 @@ def test_one_limit_is_met_as_well_as_by_trying_all(seed: int, limited: str) -> N
         assert found <= best + _largest_edge(units, objective, limited) * (1 + 1e-9)
 
 
-def test_mostly_it_is_the_best_there_is() -> None:
-    """The slack above is for rare cases: nearly always nothing at all is lost."""
+def test_few_units_and_one_limit_get_the_best_there_is() -> None:
+    """The slack above is for error limits, and for parameters that are no whole numbers."""
     exact = tried = 0
     for seed in range(60):
         generator = np.random.default_rng(1000 + seed)
@@ -81,7 +81,7 @@ def test_mostly_it_is_the_best_there_is() -> None:
             tried += 1
             exact += _total(units, allocate(units, limits), "error") <= best * 1.02 + 1e-12
     assert tried > 150
-    assert exact > 0.75 * tried
+    assert exact > 0.98 * tried
 
 
 @pytest.mark.parametrize("seed", range(60))

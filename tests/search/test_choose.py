@@ -148,6 +148,18 @@ def test_the_guard_gives_way_to_a_target_and_says_so() -> None:
     assert kept.error == 0
 
 
+def test_what_is_left_of_a_target_is_said() -> None:
+    units = _units(mlp(12, 10))
+    budget = _budget(units)
+    least = int(units[0].costs[:, COSTS.index("params")].min())
+    near = choose(units, _targets(f"params={least}"), budget, guarded=False)
+    assert near.notes == []
+    far = choose(units, _targets(f"params={least + 2}"), budget, guarded=False)
+    assert far.factors == near.factors
+    words = f"params={least + 2} leaves 2 over: nothing that fits in gains by it"
+    assert far.notes == [words]
+
+
 def test_a_layer_no_role_of_which_gains_stays() -> None:
     torch.manual_seed(0)
     units = _units(nn.Sequential(nn.LSTM(12, 10)))

@@ -103,3 +103,11 @@ def test_one_target_for_a_quantity() -> None:
 def test_a_target_survives_json() -> None:
     settings = Settings(target=(Target.parse("size=20MB"),))
     assert Settings.model_validate_json(settings.model_dump_json(by_alias=True)) == settings
+
+
+def test_targets_that_differ_have_texts_that_differ() -> None:
+    near = [Target.parse(f"params={count}") for count in (1_234_567, 1_234_568)]
+    assert [str(one) for one in near] == ["params=1234567", "params=1234568"]
+    assert [Target.parse(str(one)) for one in near] == near
+    assert str(Target.parse("size=20MB")) == "size=20000000"
+    assert str(Target.parse("params=0.25")) == "params=0.25"
