@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -17,6 +18,8 @@ from bp_convert.render.batch_chart import by_alpha, by_size
 from bp_convert.render.documents import STYLE, table_row
 from bp_convert.render.fold import middle
 from bp_convert.render.numbers import short
+from bp_convert.render.seeds import Group as Seeds
+from bp_convert.render.seeds import over_seeds
 from bp_convert.render.words import value_of
 from bp_convert.values.outcome import Outcome, Summary
 
@@ -134,7 +137,32 @@ def shown(summary: Summary, *, every: bool = False, limit: int = 40) -> Renderab
         parts.append(Text(f"and {len(summary.jobs) - len(rows)} more", style="dim"))
     if printed:
         parts.append(Text("paper: as printed there, in percent", style="dim"))
+    if groups := over_seeds(summary.jobs):
+        parts += [Text(), _shown_seeds(groups, scored)]
     return Group(*parts, Text(), Text(verdict(summary), style="bold"))
+
+
+def _shown_seeds(groups: Sequence[Seeds], metric: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    table.add_column("over seeds", no_wrap=True)
+    for head in ("seeds", "params", "kept", metric, "spread"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for one in groups:
+        name, *cells = _seeds_row(one)
+        table.add_row(Text(middle(name, 34)), *cells)
+    return table
+
+
+def _seeds_row(group: Seeds) -> tuple[str, ...]:
+    first, spread = group.jobs[0], group.spread
+    return (
+        group.name,
+        str(len(group.jobs)),
+        _params(first),
+        _kept(first),
+        value_of(first.score, group.mean) if first.score else "",
+        value_of(first.score, spread) if first.score and spread is not None else "",
+    )
 
 
 def clock(seconds: float) -> str:
@@ -193,7 +221,7 @@ def page(summary: Summary) -> str:
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f"<style>{STYLE}{MORE_STYLE}</style></head><body><h1>{title}</h1>"
         f'<p class="verdict">{escape(verdict(summary))}</p>{about}{pictures}'
-        f"{_paper_table(summary)}<h2>Jobs</h2>{_jobs_table(summary)}"
+        f"{_paper_table(summary)}{_seeds_table(summary)}<h2>Jobs</h2>{_jobs_table(summary)}"
         f"<footer>{escape('; '.join(filter(None, foot)))}</footer>"
         "</body></html>\n"
     )
@@ -221,6 +249,22 @@ def _jobs_table(summary: Summary) -> str:
         '<div class="wide"><table class="jobs"><thead>'
         f"{table_row(tuple(heads), 'th', numbers)}</thead><tbody>{''.join(rows)}</tbody></table>"
         "</div>"
+    )
+
+
+def _seeds_table(summary: Summary) -> str:
+    """Return mean and spread where jobs differ in nothing but their seed."""
+    groups = over_seeds(summary.jobs)
+    if not groups:
+        return ""
+    metric = next((one.score.metric for one in summary.jobs if one.score), "")
+    heads = ("job", "seeds", "params", "kept", f"{metric}, mean", "standard deviation")
+    numbers = {1, 2, 3, 4, 5}
+    body = "".join(table_row(_seeds_row(one), "td", numbers) for one in groups)
+    return (
+        "<h2>Over seeds</h2>"
+        f'<div class="wide"><table class="jobs"><thead>{table_row(heads, "th", numbers)}</thead>'
+        f"<tbody>{body}</tbody></table></div>"
     )
 
 

@@ -7,11 +7,13 @@ import io
 import json
 from xml.etree import ElementTree
 
+import pytest
 from rich.console import Console
 
 from bp_convert.render.batch import document, shown, verdict
 from bp_convert.render.batch_plan import shown_estimates
 from bp_convert.render.board import Board
+from bp_convert.render.seeds import over_seeds
 from bp_convert.values.estimate import Estimate
 from bp_convert.values.outcome import Outcome, Summary
 from bp_convert.values.plan import Totals
@@ -182,6 +184,35 @@ def test_the_board_fits_a_terminal_with_many_jobs() -> None:
     assert "50 done, 1 running, 8 waiting, 1 failed" in text
     assert "job-50" in text
     assert "120/4000" in text
+
+
+def test_jobs_of_several_seeds_are_one_row_with_mean_and_spread() -> None:
+    jobs = [
+        job(f"scratch-alpha={a}-seed={seed}", 18_798, s, alpha=float(a), seed=seed)
+        for a, seed, s in ((1, 0, 0.80), (1, 1, 0.84), (2, 0, 0.9), (2, 1, 0.9))
+    ]
+    jobs += [job("once", 88_000, 0.7), Outcome(name="later-seed=2", state="waiting")]
+    found = over_seeds(jobs)
+    assert [one.name for one in found] == ["scratch-alpha=1", "scratch-alpha=2", "once"]
+    assert [len(one.jobs) for one in found] == [2, 2, 1]
+    assert found[0].mean == pytest.approx(0.82)
+    assert found[0].spread == pytest.approx(0.0283, abs=1e-4)
+    assert found[2].spread is None
+    whole = Summary(name="s", jobs=tuple(jobs))
+    assert "<h2>Over seeds</h2>" in document(whole, "html")
+    assert "82.00 %" in document(whole, "html")
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(shown(whole))
+    text = console.export_text()
+    assert "over seeds" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert "Over seeds" not in document(summary(), "html")
+
+
+def test_other_jobs_are_not_put_together() -> None:
+    one, two = job("a-seed=0", 10, 0.5, alpha=1.0), job("a-seed=1", 10, 0.6, alpha=2.0)
+    assert over_seeds([one, two]) == []
+    assert over_seeds([job("a-seed=0", 10, 0.5), job("b-seed=0", 10, 0.6)]) == []
 
 
 def test_the_verdict_counts() -> None:
