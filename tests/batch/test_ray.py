@@ -16,7 +16,12 @@ trust: models.py
 settings: {convert_anyway: true}
 report: json
 jobs:
-  - {name: small, arch: "models.py:small", matrix: {seed: [1, 2, 3, 4, 5]}}
+  - name: small
+    arch: models.py:small
+    matrix:
+      seed: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20,
+             21, 22, 23, 24, 25, 26, 27, 28, 29]
+      rank: [1, 2]
   - {name: deadly, arch: "models.py:deadly"}
   - {name: broken, arch: "models.py:broken"}
 """
@@ -31,15 +36,16 @@ def test_a_killed_worker_s_job_is_tried_again_and_lands_once(tmp_path: Path) -> 
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     states = {one["name"]: one["state"] for one in summary["jobs"]}
     assert states.pop("broken") == "failed"
-    assert states == dict.fromkeys([*(f"small-seed={n}" for n in range(1, 6)), "deadly"], "done")
+    small = [f"small-seed={seed}-rank={rank}" for seed in range(1, 30) for rank in (1, 2)]
+    assert states == dict.fromkeys([*small, "deadly"], "done")
     assert (
         "this model is broken" in (tmp_path / "out" / "failed" / "broken" / "log.txt").read_text()
     )
     homes = sorted(one.name for one in (tmp_path / "out" / "jobs").iterdir())
     assert homes == sorted(states)
     lines = [one for one in done.stdout.splitlines() if one.startswith("[")]
-    assert len(lines) == len({one.split()[1] for one in lines}) == 7, done.stdout
+    assert len(lines) == len({one.split()[1] for one in lines}) == 60, done.stdout
     pids = (tmp_path / "starts.txt").read_text().split()
-    assert len(pids) == 6  # the killed call did not get so far; its second try did
+    assert len(pids) == 59  # the killed call did not get so far; its second try did
     assert len(set(pids)) >= 2, "one worker did everything"
     assert not list((tmp_path / "out" / ".work").glob("*.*.*"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import random
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from bp_convert.training.checkpoints import Checkpoints
 from tests.training import runs
 from tests.training.apart import spawn
 
-KILLS = 4
+KILLS = int(os.environ.get("BP_CONVERT_TEST_KILLS", "4"))
 
 
 def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
