@@ -5,6 +5,7 @@ python runs.py MODE FOLDER   with the environment that torchrun sets, for severa
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,9 @@ def converted(seed: int = 0) -> tuple[nn.Module, nn.Module]:
     return small, source
 
 
+KILLS = int(os.environ.get("BP_CONVERT_TEST_KILLS", "4"))  # in a long run
 LONG: dict[str, Any] = {
-    "epochs": 6, "batch": 16, "accumulate": 2, "ema": 0.9, "validate_every": 5, "lr": 0.01,
+    "epochs": KILLS + 2, "batch": 16, "accumulate": 2, "ema": 0.9, "validate_every": 5, "lr": 0.01,
     "warmup": 0.1, "checkpoint_every": 2, "seed": 3,
 }  # fmt: skip
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import random
 import time
 from pathlib import Path
@@ -18,8 +17,6 @@ from bp_convert.errors import CheckpointError, TrainingError
 from bp_convert.training.checkpoints import Checkpoints
 from tests.training import runs
 from tests.training.apart import spawn
-
-KILLS = int(os.environ.get("BP_CONVERT_TEST_KILLS", "4"))
 
 
 def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
@@ -83,7 +80,7 @@ def test_killed_at_random_moments(tmp_path: Path, whole: Any) -> None:
     while True:
         first = newest(tmp_path)
         process = spawn("long", tmp_path)
-        if kills < KILLS:
+        if kills < runs.KILLS:
             while process.is_alive() and newest(tmp_path) == first:
                 time.sleep(0.002)  # until it runs
             time.sleep(rng.random() * 0.15)
@@ -95,7 +92,7 @@ def test_killed_at_random_moments(tmp_path: Path, whole: Any) -> None:
         process.join(60)
         break
     assert process.exitcode == 0, [one.read_text() for one in tmp_path.glob("error-*.txt")]
-    assert kills == KILLS
+    assert kills == runs.KILLS
     assert same(torch.load(tmp_path / "final.pt"), whole[0])
     assert not list(tmp_path.glob(".bp-convert-*"))
 
