@@ -36,7 +36,8 @@ class Trainer:
     ) -> tuple[nn.Module, Report]:
         """Train a converted model; return it, and the report with what was done."""
         from bp_convert.evaluation import evaluate
-        from bp_convert.render.training import verdict
+        from bp_convert.render.summary import verdict
+        from bp_convert.render.words import value_of
         from bp_convert.training import finetune
 
         trained, done = finetune(
@@ -49,19 +50,19 @@ class Trainer:
         )
         update: dict[str, Any] = {
             "training": done,
-            "verdict": f"{report.verdict} {verdict(done)}",
             "seconds": (report.seconds or 0.0) + done.seconds,
         }
         examples = data.evaluation(source)
         if examples is not None:
-            (after,) = evaluate(source, [trained], examples, metric)
+            update["scores"] = tuple(evaluate(source, [trained], examples, metric))
             untrained = report.scores[0]
-            update["scores"] = (after,)
+            value = value_of(untrained, untrained.after)
             update["notes"] = (
                 *report.notes,
-                f"{untrained.metric} after the conversion, before training: {untrained.after:.4f}",
+                f"{untrained.metric} after the conversion, before training: {value}",
             )
-        return trained, report.model_copy(update=update)
+        report = report.model_copy(update=update)
+        return trained, report.model_copy(update={"verdict": verdict(report)})
 
 
 def trainer_from(words: list[str] | None, calibrate: str | None) -> Trainer | None:

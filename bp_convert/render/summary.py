@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from bp_convert.render import words
+from bp_convert.render import training, words
 from bp_convert.render.numbers import change, layers, percent, short
 from bp_convert.values.report import LayerReport, Report
 from bp_convert.values.score import Score
@@ -19,9 +19,10 @@ def verdict(report: Report) -> str:
     done = [layer for layer in report.layers if layer.action == "replaced"]
     if not done:
         return _nothing(report)
-    return " ".join(
-        part for part in (_saved(report), _quality(report, done), _speed(report)) if part
-    )
+    parts = [_saved(report), _quality(report, done), _speed(report)]
+    if report.training is not None:
+        parts.append(training.verdict(report.training))
+    return " ".join(filter(None, parts))
 
 
 def energy_kept(layers: list[LayerReport]) -> float | None:
@@ -63,7 +64,9 @@ def _quality(report: Report, done: list[LayerReport]) -> str:
     on = "" if report.verification is None else report.verification.on
     kept = energy_kept(done)
     if report.scores:
-        return _scored(report.scores[0])
+        return _scored(report.scores[0], trained=report.training is not None)
+    if report.training is not None:
+        return ""  # what was measured before it no longer holds
     random = [layer for layer in done if any("starts from noise" in note for note in layer.notes)]
     if random:
         every = "It" if len(random) == len(done) else f"{len(random)} of {len(done)} layers"
@@ -86,7 +89,7 @@ def _quality(report: Report, done: list[LayerReport]) -> str:
     return f"{text}; outputs differ by {percent(gap)} on {on}: train it before use."
 
 
-def _scored(score: Score) -> str:
+def _scored(score: Score, *, trained: bool) -> str:
     """Say what became of the metric, and whether that needs training."""
     lost = score.before - score.after
     if not score.higher_is_better:
@@ -95,7 +98,8 @@ def _scored(score: Score) -> str:
     text = f"{text[0].upper()}{text[1:]}"
     if lost <= FINE * abs(score.before):
         return f"{text}: usable as it is."
-    return f"{text}; training it, or a larger target, wins accuracy back."
+    more = "more training" if trained else "training it"
+    return f"{text}; {more}, or a larger target, wins accuracy back."
 
 
 def _speed(report: Report) -> str:

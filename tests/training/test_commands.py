@@ -56,6 +56,10 @@ def test_from_a_model_through_training_conversion_and_training_again() -> None:
     assert report["after"]["loss"] < report["before"]["loss"]
     assert report["teacher"]["accuracy"] > 0.5
     assert "Training" in Path("r.html").read_text()
+    # What the conversion alone gave is not the result.
+    verdict = json.loads(Path("r.json").read_text())["verdict"]
+    assert "before use" not in verdict
+    assert "Trained for" in verdict
     assert list(Path("run").glob("step-*.pt"))
     small = bp_convert.load("small.pt")
     assert isinstance(small[0], bp_convert.BPLinear)
@@ -90,8 +94,19 @@ def test_an_untrained_architecture_is_trained() -> None:
 
 def test_data_that_is_calibrated_on_is_trained_on_where_no_other_is_named() -> None:
     ok("model.pt", "--rank", 2, "--convert-anyway", "--calibrate", "data.npz",
-       "--finetune", "steps=2", "--evaluate", "other.npz", "-o", "small.pt")  # fmt: skip
-    assert Path("small.pt").exists()
+       "--finetune", "steps=40 lr=0.01", "--evaluate", "other.npz", "-o", "small.pt",
+       "--report", "r.json")  # fmt: skip
+    report = json.loads(Path("r.json").read_text())
+    after = f"{100 * report['scores'][0]['after']:.2f} % after"
+    assert after in report["verdict"]
+    (note,) = (one for one in report["notes"] if "before training" in one)
+    untrained = note.split()[-2]
+    assert after != f"{untrained} % after"
+    small = bp_convert.load("small.pt")
+    with np.load("other.npz") as opened, torch.no_grad():
+        points, labels = (torch.from_numpy(opened[key]) for key in opened.files)
+        share = (small(points).argmax(1) == labels).float().mean()
+    assert report["scores"][0]["after"] == pytest.approx(float(share), abs=1e-6)
 
 
 @pytest.mark.parametrize(
