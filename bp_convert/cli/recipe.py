@@ -119,7 +119,8 @@ def run(
                 file=sys.stderr,
             )
             raise SystemExit(130) from None
-        from bp_convert.render.batch import document, shown, verdict
+        from bp_convert.render.batch import document, shown
+        from bp_convert.render.batch_cells import verdict
 
         if json_only:
             print(document(summary, "json"), end="")

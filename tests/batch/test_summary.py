@@ -10,7 +10,8 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from bp_convert.render.batch import document, shown, verdict
+from bp_convert.render.batch import document, shown
+from bp_convert.render.batch_cells import verdict
 from bp_convert.render.batch_plan import shown_estimates
 from bp_convert.render.board import Board
 from bp_convert.render.seeds import over_seeds

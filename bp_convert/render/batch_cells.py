@@ -1,0 +1,78 @@
+"""What tables of jobs say of one: the same in a terminal and on a page."""
+
+from __future__ import annotations
+
+from bp_convert.render.numbers import short
+from bp_convert.render.seeds import Group
+from bp_convert.render.words import value_of
+from bp_convert.values.outcome import Outcome, Summary
+
+
+def verdict(summary: Summary) -> str:
+    """Say in a sentence how a run went."""
+    total = len(summary.jobs)
+    done, failed = summary.count("done"), summary.count("failed")
+    words = f"{done} of {total} jobs done" if total != 1 else f"{done} of 1 job done"
+    if failed:
+        first = next(one for one in summary.jobs if one.state == "failed")
+        words += f", {failed} failed (such as {first.name}: {_cut(first.problem, 160)})"
+    left = total - done - failed
+    return f"{words}{f', {left} not run' if left else ''}."
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def clock(seconds: float) -> str:
+    """Return 4.2 s, 3:05 or 2:01:30."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def params(one: Outcome) -> str:
+    """Return the parameters of the converted model."""
+    return short(one.params.after) if one.params else ""
+
+
+def kept(one: Outcome) -> str:
+    """Return its share of the full model's parameters."""
+    return f"{100 * one.params.ratio:.1f} %" if one.params else ""
+
+
+def full(one: Outcome) -> str:
+    """Return the score of the full model."""
+    return value_of(one.score, one.score.before) if one.score else ""
+
+
+def score(one: Outcome) -> str:
+    """Return the score that a job ends with."""
+    return value_of(one.score, one.score.after) if one.score else ""
+
+
+def converted(one: Outcome) -> str:
+    """Return the score after the conversion, where training followed."""
+    if one.converted is None or one.trained is None:
+        return ""
+    return value_of(one.converted, one.converted.after)
+
+
+def printed(one: Outcome) -> str:
+    """Return the score that a publication prints."""
+    return "" if one.paper is None or one.paper.score is None else f"{one.paper.score:g}"
+
+
+def seeds_row(group: Group) -> tuple[str, ...]:
+    """Return name, seeds, parameters, share kept, mean and spread."""
+    first, spread = group.jobs[0], group.spread
+    return (
+        group.name,
+        str(len(group.jobs)),
+        params(first),
+        kept(first),
+        value_of(first.score, group.mean) if first.score else "",
+        value_of(first.score, spread) if first.score and spread is not None else "",
+    )
