@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from torch import nn
+
 FACTORY = '''
 import os
 from pathlib import Path
@@ -38,6 +40,11 @@ def always_deadly():
 def examples():
     return torch.randn(64, 16), torch.randint(0, 4, (64,))
 '''
+
+
+def small() -> nn.Module:
+    """Make the same model here."""
+    return nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
 
 
 def write(folder: Path, text: str, name: str = "study.yaml") -> Path:

@@ -11,11 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from torch import nn
 
 import bp_convert
 from bp_convert.values.outcome import Outcome
-from tests.batch.crafted import finished, started, write
+from tests.batch.crafted import finished, small, started, write
 
 SIXTY = """
 arch: models.py:small
@@ -102,13 +101,9 @@ def test_sixty_jobs_killed_three_times(tmp_path: Path) -> None:
     model = bp_convert.load(
         tmp_path / "out" / "jobs" / rows[0]["name"] / "model.pt",
         trust=[str(tmp_path / "models.py")],
-        model=_small,
+        model=small,
     )
     assert sum(p.numel() for p in model.parameters()) == int(rows[0]["params"])
-
-
-def _small() -> nn.Module:
-    return nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
 
 
 FAILING = """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ from bp_convert.batch.folders import Results
 from bp_convert.batch.identity import Identities
 from bp_convert.batch.job import run_job
 from bp_convert.batch.read import read_recipe
-from tests.batch.crafted import finished, write
+from tests.batch.crafted import finished, small, started, write
 
 TEXT = """
 arch: models.py:small
@@ -65,6 +67,44 @@ def test_the_full_model_is_trained_once_and_all_jobs_start_from_it(tmp_path: Pat
     assert jobs["warm"]["trained"]["teacher"]
     assert not jobs["scratch"]["trained"]["teacher"]
     assert not list((out / ".work").glob("training-*"))
+
+
+LONG = """
+arch: models.py:small
+trust: models.py
+settings: {convert_anyway: true}
+name: long
+rank: 2
+finetune: {data: train.npz, steps: 400, batch: 8, checkpoint_every: 10}
+"""
+
+
+def test_training_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    write(tmp_path, LONG)
+    data(tmp_path)
+    process = started(tmp_path, "run", "study.yaml", "-o", "cut", "--quiet")
+    end = time.monotonic() + 120
+    while not list((tmp_path / "cut").glob(".work/training-*/step-*.pt")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (tmp_path / "cut" / "jobs" / "long").exists()
+    for folder in ("cut", "whole"):
+        done = finished(tmp_path, "run", "study.yaml", "-o", folder, "--resume", "--quiet")
+        assert done.returncode == 0, done.stdout
+    one, two = (tmp_path / folder / "jobs" / "long" for folder in ("cut", "whole"))
+    trained = [json.loads((home / "training.json").read_text()) for home in (one, two)]
+    assert trained[0]["resumed_from"] >= 10
+    assert trained[1]["resumed_from"] is None
+    assert trained[0]["curve"] == trained[1]["curve"]
+    weights = [
+        bp_convert.load(home / "model.pt", trust=[str(tmp_path / "models.py")], model=small)
+        for home in (one, two)
+    ]
+    states = [model.state_dict() for model in weights]
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
 def test_a_job_s_own_recipe_gives_the_same_model(
