@@ -52,26 +52,27 @@ matrix:
 """
 
 
-def template(model: str, arch: str | None) -> tuple[str, str]:
-    """Return a recipe's text and a name for its file.
+def template(model: str, arch: str | None, output: Path | None = None) -> tuple[str, Path]:
+    """Return a recipe's text, and the file that it is to stand in.
 
     Args:
         model: a model file or folder, or an architecture such as ``torchvision:resnet18``.
         arch: of a file that holds weights only.
+        output: the file; by default the model's name with ``.yaml``, in this folder.
     """
     is_file = Path(model).exists() or ":" not in model
     text = model if is_file else model.partition("?")[0].rpartition(":")[2]
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(text).stem if is_file else text).strip("-.")
-    name = name or "study"
+    file = output or Path(f"{name or 'study'}.yaml")
     lines = [f"model: {_quoted(model)}" if is_file else f"arch: {_quoted(model)}"]
     if arch is not None:
         lines.append(f"arch: {_quoted(arch)}")
     for one in (model if not is_file else "", arch or ""):
-        file = one.partition("?")[0].rpartition(":")[0]
-        if file.endswith(".py"):
-            lines.append(f"trust: {_quoted(file)}   # its code runs")
-    filled = TEMPLATE.format(name=name, model=model, file=f"{name}.yaml", head="\n".join(lines))
-    return filled, name
+        code = one.partition("?")[0].rpartition(":")[0]
+        if code.endswith(".py"):
+            lines.append(f"trust: {_quoted(code)}   # its code runs")
+    filled = TEMPLATE.format(name=file.stem, model=model, file=file, head="\n".join(lines))
+    return filled, file
 
 
 def _quoted(text: str) -> str:

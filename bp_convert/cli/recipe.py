@@ -187,8 +187,8 @@ def init(
         from bp_convert.batch.template import template
         from bp_convert.files.atomic import write_text
 
-        text, name = template(model, arch)
-        print(f"wrote {write_text(output or Path(f'{name}.yaml'), text, force=force)}")
+        text, file = template(model, arch, output)
+        print(f"wrote {write_text(file, text, force=force)}")
 
 
 def _written(schema: dict[str, Any]) -> dict[str, Any]:

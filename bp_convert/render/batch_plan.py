@@ -22,7 +22,9 @@ def shown_estimates(name: str, found: Sequence[Estimate]) -> RenderableType:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column("job", no_wrap=True)
     table.add_column("how", no_wrap=True)
-    for head in ("params", "kept", "MACs", "steps", "at least"):
+    trained = any(one.steps != (0, 0) for one in found)
+    heads = ["params", "kept", "MACs"] + ["steps", "at least"] * trained
+    for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     for one in found:
         if one.problem:
@@ -34,8 +36,7 @@ def shown_estimates(name: str, found: Sequence[Estimate]) -> RenderableType:
             short(one.params.after) if one.params else "",
             f"{100 * one.params.ratio:.1f}%" if one.params else "",
             short(one.macs.after) if one.macs else "?",
-            _steps(one),
-            "" if not one.training_macs or one.seconds is None else clock(one.seconds),
+            *([_steps(one), _time(one)] if trained else []),
         )
     parts: list[RenderableType] = [Text(f"{name}: nothing was run", style="bold"), table, Text()]
     total = sum(one.seconds or 0.0 for one in found)
@@ -61,3 +62,7 @@ def _steps(one: Estimate) -> str:
     if first is None or then is None:
         return "?"
     return short(first + then) if first + then else ""
+
+
+def _time(one: Estimate) -> str:
+    return "" if not one.training_macs or one.seconds is None else clock(one.seconds)

@@ -27,7 +27,7 @@ ELSEWHERE = (
     "make ",
     "python benchmarks/real_models.py",
     "python benchmarks/quality.py",
-    "bp-convert finetune 'bp:svgg",  # these two fetch FashionMNIST, and take an hour
+    "bp-convert finetune 'bp:svgg",  # these two need FashionMNIST, and take twenty minutes
     "bp-convert full.pt",
 )
 
