@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 FROM = "The model file   bp-convert weights.pth --arch torchvision:resnet18"
-GOAL = "A budget, fitted to data   bp-convert model.pt --target params=0.25 --calibrate images/"
+GOAL = "A budget, fitted to data   --target params=0.25 --calibrate images/"
 SIZE = "Or by hand: how small, how wide   --alpha 2   or   --rank 0.25"
 WHICH = "Which layers   --include 'layer4.*' --exclude layer4.0.conv1"
 OUT = "What comes out   -o small.pt --report small.html --measure"
