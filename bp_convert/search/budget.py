@@ -15,7 +15,8 @@ from bp_convert.search.options import Wanted
 HEAD = 3300  # its form and its settings,
 TENSOR = 110  # of each tensor its place and shape,
 LETTER = 7  # each letter of their names,
-LAYER = 1750  # and of each layer its factors and its line in the plan
+LAYER = 1550  # of each layer its line in the plan,
+MATRIX = 200  # and of each of its matrices the factors
 
 
 def budget_for(
@@ -67,8 +68,9 @@ def _weights(site: Site, factors: Factors) -> int:
 def _head(model: nn.Module) -> int:
     """Estimate the bytes of the saved file that hold no numbers."""
     names = list(model.state_dict())
-    layers = sum(
-        any(weight.dim() > 1 for weight in module.parameters(recurse=False))
+    counts = [
+        sum(weight.dim() > 1 for weight in module.parameters(recurse=False))
         for module in model.modules()
-    )
-    return HEAD + TENSOR * len(names) + LETTER * sum(map(len, names)) + LAYER * layers
+    ]
+    layers = LAYER * sum(map(bool, counts)) + MATRIX * sum(counts)
+    return HEAD + TENSOR * len(names) + LETTER * sum(map(len, names)) + layers
