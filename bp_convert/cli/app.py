@@ -123,14 +123,16 @@ def convert(
             if made is None:
                 made = pipeline.plan(source, asked, calibrate=given, progress=progress)
             written = [pipeline.write_plan(made, plan_out, force)] if plan_out else []
+            done = bool(made.converted or made.resizes)
             if dry_run:
                 result = pipeline.report_of(made, source=loaded.source)
             else:
+                held = data.evaluation(source)
                 small, result = pipeline.convert(
                     source,
                     plan=made,
                     calibrate=given,
-                    evaluate=data.evaluation(source),
+                    evaluate=held,
                     metric=metric,
                     device=device,
                     dtype=dtype,
@@ -138,9 +140,10 @@ def convert(
                     progress=progress,
                     source=loaded.source,
                 )
-            done = bool(made.converted or made.resizes)
-            if trainer is not None and done:
-                small, result = trainer.run(small, source, result, data, metric, progress)
+                if trainer is not None and done:
+                    small, result = trainer.run(
+                        small, source, result, held, metric, data.tokenizer, progress
+                    )
             untimed = [UNTIMED] if timed and not made.inputs else []
             notes = (*loaded.notes, *result.notes, *untimed)
             result = result.model_copy(update={"notes": notes})

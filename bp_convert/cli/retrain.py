@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bp_convert.errors import TrainingError
@@ -11,7 +12,7 @@ from bp_convert.errors import TrainingError
 if TYPE_CHECKING:
     from torch import nn
 
-    from bp_convert.cli.data import Data
+    from bp_convert.data import Examples
     from bp_convert.values.report import Report
     from bp_convert.values.training import Training
 
@@ -30,11 +31,17 @@ class Trainer:
         small: nn.Module,
         source: nn.Module,
         report: Report,
-        data: Data,
+        held: Examples | None,
         metric: str | None,
+        tokenizer: Path | None,
         progress: Progress,
     ) -> tuple[nn.Module, Report]:
-        """Train a converted model; return it, and the report with what was done."""
+        """Train a converted model; return it, and the report with what was done.
+
+        Args:
+            held: what the report's score is on; None where nothing was scored.
+            tokenizer: folder of a tokenizer, for text.
+        """
         from bp_convert.evaluation import evaluate
         from bp_convert.render.summary import verdict
         from bp_convert.render.words import value_of
@@ -44,7 +51,7 @@ class Trainer:
             small,
             teacher=source,
             settings=self.settings,
-            tokenizer=data.tokenizer,
+            tokenizer=tokenizer,
             progress=progress,
             **self.beside,
         )
@@ -52,9 +59,8 @@ class Trainer:
             "training": done,
             "seconds": (report.seconds or 0.0) + done.seconds,
         }
-        examples = data.evaluation(source)
-        if examples is not None:
-            update["scores"] = tuple(evaluate(source, [trained], examples, metric))
+        if held is not None:
+            update["scores"] = tuple(evaluate(source, [trained], held, metric))
             untrained = report.scores[0]
             value = value_of(untrained, untrained.after)
             update["notes"] = (

@@ -129,10 +129,7 @@ def _guarded(
 
 def _spent(units: Sequence[Unit], choice: Sequence[int], limits: Mapping[str, float]) -> float:
     """Return the largest share of a limit that a choice takes up."""
-    return max(
-        sum(float(quantity(unit, name)[at]) for unit, at in zip(units, choice, strict=True)) / limit
-        for name, limit in limits.items()
-    )
+    return max(_sum(units, choice, name) / limit for name, limit in limits.items())
 
 
 def _unspent(
@@ -143,12 +140,8 @@ def _unspent(
     for target in targets:
         if target.quantity == "error":
             return []
-        taken = sum(
-            float(quantity(unit, _column(target))[at])
-            for unit, at in zip(units, choice, strict=True)
-        )
         limit = target.limit(budget.before[target.quantity])
-        left = limit - budget.total(target, taken)
+        left = limit - budget.total(target, _sum(units, choice, _column(target)))
         if left <= LEFT * limit:
             return []
         words.append(f"{target} leaves {left:,.0f} over: nothing that fits in gains by it")
@@ -156,7 +149,11 @@ def _unspent(
 
 
 def _loss(units: Sequence[Unit], choice: Sequence[int]) -> float:
-    return sum(float(quantity(unit, ERROR)[at]) for unit, at in zip(units, choice, strict=True))
+    return _sum(units, choice, ERROR)
+
+
+def _sum(units: Sequence[Unit], choice: Sequence[int], name: str) -> float:
+    return sum(float(quantity(unit, name)[at]) for unit, at in zip(units, choice, strict=True))
 
 
 def _slower(units: Sequence[Unit], choice: Sequence[int], times: Mapping[str, float]) -> bool:
@@ -178,11 +175,7 @@ def _filled(units: Sequence[Unit], choice: Sequence[int], limits: Mapping[str, f
     if not names or ERROR in limits:
         return choice
     for _ in range(FILLS):
-        room = {
-            name: limits[name]
-            - sum(float(quantity(unit, name)[at]) for unit, at in zip(units, choice, strict=True))
-            for name in names
-        }
+        room = {name: limits[name] - _sum(units, choice, name) for name in names}
         found = [_polished(unit, at, limits, room) for unit, at in zip(units, choice, strict=True)]
         gains = [
             float(quantity(unit, ERROR)[at] - quantity(unit, ERROR)[new])

@@ -24,9 +24,9 @@ def knapsack(
     """
     if not bound > 0:
         return None
-    bins = min(BINS, int(bound))  # a small limit of whole parameters is kept exactly
-    if bins < 1:
-        return None
+    bins = BINS
+    if 1 <= bound <= BINS and all((one == np.floor(one)).all() for one in takes):
+        bins = int(bound)  # a small limit of whole parameters is kept exactly
     best = np.zeros(bins + 1)  # the least objective within 0, 1, ... bins
     chosen: list[np.ndarray] = []
     costs = [np.ceil(np.maximum(one, 0.0) / bound * bins - 1e-6).astype(int) for one in takes]

@@ -46,3 +46,21 @@ def test_a_large_limit_is_kept_though_it_is_rounded() -> None:
 
 def test_nothing_to_spend_is_no_choice() -> None:
     assert knapsack([np.array([1.0])], [np.array([2.0])], 0.0) is None
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 50.0])
+def test_a_limit_of_fractions_is_spent_nearly_as_well_as_can_be(seed: int, scale: float) -> None:
+    """Such as an error's: rounding up to bins costs a bin a unit at most."""
+    rng = np.random.default_rng(seed)
+    takes = [scale * rng.random(5) for _ in range(4)]
+    objectives = [rng.random(5) for _ in range(4)]
+    bound = scale * float(rng.uniform(1.0, 3.0))
+    best = least(objectives, takes, bound)
+    choice = knapsack(objectives, takes, bound)
+    if choice is None:
+        assert not np.isfinite(least(objectives, takes, bound * (1 - 5 / BINS)))
+        return
+    assert sum(one[at] for one, at in zip(takes, choice, strict=True)) <= bound
+    reached = sum(one[at] for one, at in zip(objectives, choice, strict=True))
+    assert best <= reached <= least(objectives, takes, bound * (1 - 5 / BINS)) + 1e-12
