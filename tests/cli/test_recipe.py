@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -11,8 +12,10 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
+from bp_convert.batch import estimate
 from bp_convert.batch.marks import read_tree
 from bp_convert.cli.app import app
+from bp_convert.values.recipe import Job
 
 ROOT = Path(__file__).parents[2]
 RUN = CliRunner()
@@ -33,6 +36,32 @@ def test_the_schema_accepts_every_recipe_and_refuses_others() -> None:
     assert not checker.is_valid({"arch": "bp:svgg", "alhpa": 2})
     assert not checker.is_valid({"arch": "bp:svgg", "alpha": "wide"})
     assert checker.is_valid({"arch": "bp:svgg", "target": "params=0.5", "input": "3x32x32"})
+
+
+def test_a_dry_run_plans_once_what_differs_in_its_seed_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.save(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4)), "model.pt")
+    Path("study.yaml").write_text(
+        "model: model.pt\nsettings: {convert_anyway: true}\n"
+        "matrix: {rank: [1, 2, 3], seed: [0, 1], alpha: [1, 2]}\n"
+    )
+    planned: list[str] = []
+    real = estimate.plan_of
+
+    def counted(job: Job, *rest: Any) -> Any:
+        planned.append(job.name)
+        return real(job, *rest)
+
+    monkeypatch.setattr(estimate, "plan_of", counted)
+    done = RUN.invoke(app, ["recipe", "run", "study.yaml", "--dry-run", "--json"])
+    assert done.exit_code == 0, done.output
+    found = {one["name"]: one["params"]["after"] for one in json.loads(done.stdout)}
+    assert len(found) == 12
+    assert len(planned) == 6
+    assert len(set(found.values())) == 6
+    for name, params in found.items():
+        assert params == found[name.replace("seed=1", "seed=0")]
 
 
 def test_the_schema_says_of_every_key_what_it_is() -> None:

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+import bp_convert
 from bp_convert import storage
 from bp_convert.data import Examples
 from bp_convert.errors import PlanError
 from bp_convert.kinds import Spread, kind_of
 from bp_convert.kron.contract import bilinear_macs
+from bp_convert.models import build
 from bp_convert.planner import make_plan
 from bp_convert.search import options
 from bp_convert.surgery import apply_plan
@@ -454,3 +456,37 @@ def test_multiply_adds_that_come_out_higher_are_made_up_for(
     plan = _plan(_Sequence(320), "macs=0.3", inputs=(spec(12, 320),))
     assert plan.macs
     assert 0.28 * plan.macs.before <= plan.macs.after <= 0.3 * plan.macs.before
+
+
+class _Deep(nn.Module):
+    """An LSTM of many matrices, whose file has a long head for its size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(48, 64, num_layers=3, bidirectional=True, batch_first=True)
+        self.head = nn.Linear(128, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.rnn(x)[0][:, -1])
+        return out
+
+
+SAVED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "mlp": (lambda: mlp(256, 320, 256, 10), "256"),
+    "cnn": (lambda: cnn(48), "3x12x12"),
+    "deep": (_Deep, "8x48"),
+    "resnet": (lambda: build("resnet", depth=11, width=8), "3x32x32"),
+}
+
+
+@pytest.mark.parametrize("name", SAVED)
+@pytest.mark.parametrize("share", [0.4, 0.6, 0.8])
+def test_a_pt_file_keeps_its_limit_to_the_byte(name: str, share: float, tmp_path: Path) -> None:
+    make, shape = SAVED[name]
+    torch.manual_seed(0)
+    model = make()
+    limit = int(share * 4 * sum(p.numel() for p in model.parameters()))
+    plan = bp_convert.plan(model, target=f"size={limit}b", inputs=[shape], convert_anyway=True)
+    bp_convert.save(bp_convert.apply(model, plan), tmp_path / "small.pt")
+    taken = (tmp_path / "small.pt").stat().st_size
+    assert 0.95 * limit <= taken <= limit
