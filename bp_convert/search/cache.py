@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -17,6 +19,7 @@ from torch import Tensor
 from bp_convert.search.curves import Curve
 from bp_convert.values.factors import FactorSpec
 
+LIMIT = 1 << 30  # bytes of curves that are kept; a large model has some megabytes of them
 FORM = 12  # of what is kept and how it is computed: a change makes old files unused
 
 
@@ -50,9 +53,12 @@ def read(key: str) -> tuple[list[Curve], float] | None:
                 Curve(FactorSpec.model_validate(spec), held[f"errors{i}"])
                 for i, spec in enumerate(head["specs"])
             ]
-            return curves, float(head["sensitivity"])
+            found = curves, float(head["sensitivity"])
     except Exception:  # not there, or damaged in whatever way: it is computed again
         return None
+    with contextlib.suppress(OSError):
+        os.utime(path)  # what was used last is kept longest
+    return found
 
 
 def write(key: str, curves: Sequence[Curve], sensitivity: float) -> None:
@@ -64,6 +70,7 @@ def write(key: str, curves: Sequence[Curve], sensitivity: float) -> None:
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _trim(folder)
         with tempfile.TemporaryDirectory(dir=folder) as work:
             path = Path(work) / "curves.npz"
             arrays = {f"errors{i}": curve.errors for i, curve in enumerate(curves)}
@@ -71,3 +78,14 @@ def write(key: str, curves: Sequence[Curve], sensitivity: float) -> None:
             path.replace(folder / f"{key}.npz")
     except OSError:
         return
+
+
+@functools.cache  # once a process: what one process writes is little beside the limit
+def _trim(folder: Path) -> None:
+    """Remove what was not used for longest, where a folder holds more than ``LIMIT``."""
+    held = 0
+    found = [(entry.stat(), entry.path) for entry in os.scandir(folder) if entry.is_file()]
+    for facts, path in sorted(found, key=lambda one: one[0].st_mtime, reverse=True):
+        held += facts.st_size
+        if held > LIMIT:
+            Path(path).unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,18 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(
     cache.write("key", CURVES, 0.25)
     assert cache.read("key") is None
     assert blocked.read_text() == ""
+
+
+def test_what_was_used_last_is_kept_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, key in enumerate("abcd"):
+        cache.write(key, CURVES, 0.25)
+        os.utime(cache.cache_folder() / f"{key}.npz", (number, number))
+    assert cache.read("a") is not None  # the oldest, and now the one used last
+    size = (cache.cache_folder() / "a.npz").stat().st_size
+    monkeypatch.setattr(cache, "LIMIT", 2 * size)
+    cache._trim.cache_clear()
+    cache.write("e", CURVES, 0.25)
+    assert sorted(p.name for p in cache.cache_folder().iterdir()) == ["a.npz", "d.npz", "e.npz"]
 
 
 def test_where_curves_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
