@@ -1,36 +1,34 @@
-"""A model and Settings in, a Plan out. The only reader of alpha."""
+"""The order of planning: what is asked, what the model says, each layer, the whole."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from torch import nn
 
 from bp_convert.counting import count_bytes, count_params, with_counts
 from bp_convert.data import Examples
 from bp_convert.errors import PlanError, TraceError
-from bp_convert.graph.channel_map import measure_maps
 from bp_convert.graph.example import make_inputs
 from bp_convert.graph.inputs import infer_input
 from bp_convert.graph.observe import Observation, observe
-from bp_convert.graph.walk import Site, select, structural_reasons, walk
+from bp_convert.graph.walk import Site, walk
 from bp_convert.graph.widths import WidthPlan, widen
-from bp_convert.kinds import Ask, Factors, Widths, prime_reason
-from bp_convert.kinds.speed import predict
+from bp_convert.kinds import Factors, Widths, prime_reason
+from bp_convert.planner.reasons import reasons_of
+from bp_convert.planner.warm import with_maps
+from bp_convert.planner.wishes import Wish, floors, wishes_of
+from bp_convert.planner.worth import chosen, worth
 from bp_convert.search.choose import Found
 from bp_convert.search.options import Unit
 from bp_convert.search.spending import Spending
-from bp_convert.surgery import fingerprint, too_large
+from bp_convert.surgery import fingerprint
 from bp_convert.values.plan import AttrChange, LayerPlan, Plan, Resize
-from bp_convert.values.settings import LayerRule, Settings
+from bp_convert.values.settings import Settings
 from bp_convert.values.tensors import TensorSpec
 
 Progress = Callable[[str, int, int], None]
-MARGIN = 1.1  # the speed guard wants this much gain, since its predictions are that good
-MAP_BATCH = 4  # examples that tell channels apart
-NOISE = "starts from noise: "
 WIDTH_BATCH = 2  # more than one example, so that no width is mistaken for the batch
 
 
@@ -71,17 +69,6 @@ def candidate_units(
     return _Planning(model, settings, examples, progress or (lambda *_: None)).probe()
 
 
-@dataclass(frozen=True)
-class _Wish:
-    """What the settings ask of one site, before the model has a say."""
-
-    ask: Ask
-    init: str
-    insists: bool
-    refusal: str | None
-    floor: float = 0.0
-
-
 class _Planning:
     STEPS = 4
 
@@ -102,71 +89,39 @@ class _Planning:
 
     def run(self) -> Plan:
         self.progress("reading the model", 0, self.STEPS)
-        wishes = self._wishes()
+        wishes = wishes_of(self.settings, self.sites)
         specs, assumed = self._inputs()
         self.progress("running it without data", 1, self.STEPS)
         seen = self._observe(specs, given=bool(self.settings.inputs))
         # A target weighs the head's error like any other.
         heads_too = self.settings.convert_head or bool(self.settings.target)
-        reasons = self._reasons(wishes, seen, heads_too=heads_too)
+        reasons = reasons_of(self.model, self.sites, wishes, seen, heads_too=heads_too)
         self.progress("finding which widths go together", 2, self.STEPS)
         widths = self._widths(specs, wishes, reasons)
         if self.settings.target:
             free = [site for site in self.sites if site.name not in reasons]
             asks = {name: wish.ask for name, wish in wishes.items() if wish.insists}
-            self.found = self.spending.search(free, asks, self._floors(wishes), seen)
+            self.found = self.spending.search(free, asks, floors(wishes), seen)
             self.notes += self.found.notes
         layers = tuple(
             self._layer(site, wishes[site.name], reasons.get(site.name), widths, seen)
             for site in self.sites
         )
         self.progress("counting", 3, self.STEPS)
-        plan = self._with_maps(self._total(layers, specs, assumed, widths, seen))
+        plan = self._total(layers, specs, assumed, widths, seen)
+        plan = with_maps(self.model, plan, self.sites)
         self.progress("planned", self.STEPS, self.STEPS)
         return plan
 
     def probe(self) -> tuple[list[Unit], list[tuple[Site, str]]]:
         """Return the candidates of every layer that can be converted, and why others cannot."""
-        wishes = self._wishes()
+        wishes = wishes_of(self.settings, self.sites)
         specs, _ = self._inputs()
         seen = self._observe(specs, given=bool(self.settings.inputs))
-        reasons = self._reasons(wishes, seen, heads_too=True)
+        reasons = reasons_of(self.model, self.sites, wishes, seen, heads_too=True)
         free = [site for site in self.sites if site.name not in reasons]
-        units = self.spending.units(self.spending.wanted(free, self._floors(wishes), seen))
+        units = self.spending.units(self.spending.wanted(free, floors(wishes), seen))
         return units, [(one, reasons[one.name]) for one in self.sites if one.name in reasons]
-
-    # What is asked
-
-    def _wishes(self) -> dict[str, _Wish]:
-        settings = self.settings
-        included = self._matched(settings.include)
-        excluded = self._matched(settings.exclude)
-        rules = [(rule, select(rule.match, self.sites)) for rule in settings.layers]
-        wishes = {}
-        for site in self.sites:
-            rule = next((r for r, hits in rules if site.name in hits), None) or LayerRule(match="*")
-            refusal = None
-            if rule.keep:
-                refusal = f"kept by the rule for {rule.match!r}"
-            elif site.name in excluded:
-                refusal = "excluded"
-            elif settings.include and site.name not in included and not rule.insists:
-                refusal = "not included"
-            ask = Ask(
-                pairs=settings.pairs if rule.pairs is None else rule.pairs,
-                rank=settings.rank if rule.rank is None else rule.rank,
-            )
-            wishes[site.name] = _Wish(
-                ask, rule.init or settings.init, rule.insists, refusal, rule.floor or 0.0
-            )
-        return wishes
-
-    @staticmethod
-    def _floors(wishes: dict[str, _Wish]) -> dict[str, float]:
-        return {name: wish.floor for name, wish in wishes.items()}
-
-    def _matched(self, patterns: Sequence[str]) -> frozenset[str]:
-        return frozenset().union(*(select(pattern, self.sites) for pattern in patterns))
 
     # What the model says
 
@@ -196,38 +151,10 @@ class _Planning:
             self.notes.append("the model did not run on the input that was assumed; give --input")
             return None
 
-    def _reasons(
-        self, wishes: dict[str, _Wish], seen: Observation | None, *, heads_too: bool
-    ) -> dict[str, str]:
-        """Collect why sites cannot or shall not be converted, the firmest reason first."""
-        reasons = structural_reasons(self.model, self.sites)
-        heads = self._heads(seen)
-        for site in self.sites:
-            wish = wishes[site.name]
-            never = seen is not None and not any(name in seen.shapes for name in site.names)
-            candidates = (
-                wish.refusal,
-                reasons.get(site.name),
-                site.kind.refuse(site.module),
-                "never called on the example input" if never else None,
-                "it makes the model's output (--convert-head converts it)"
-                if site.name in heads and not (heads_too or wish.insists)
-                else None,
-            )
-            found = next((reason for reason in candidates if reason), None)
-            if found:
-                reasons[site.name] = found
-        return reasons
-
-    def _heads(self, seen: Observation | None) -> tuple[str, ...]:
-        if seen is not None:
-            return seen.heads
-        return (self.sites[-1].name,) if self.sites else ()
-
     def _widths(
         self,
         specs: Sequence[TensorSpec],
-        wishes: dict[str, _Wish],
+        wishes: dict[str, Wish],
         reasons: dict[str, str],
     ) -> WidthPlan | None:
         if self.settings.alpha == 1:
@@ -253,7 +180,7 @@ class _Planning:
         return found
 
     @staticmethod
-    def _prime(site: Site, wish: _Wish) -> str | None:
+    def _prime(site: Site, wish: Wish) -> str | None:
         return prime_reason(site.kind.widths(site.module), wish.ask)
 
     # One layer
@@ -261,7 +188,7 @@ class _Planning:
     def _layer(
         self,
         site: Site,
-        wish: _Wish,
+        wish: Wish,
         reason: str | None,
         widths: WidthPlan | None,
         seen: Observation | None,
@@ -275,12 +202,12 @@ class _Planning:
         searched = self.found is not None and not wish.insists
         if reason is None and self.found is not None and searched:
             factors = self.found.factors.get(site.name, {})
-            reason, notes = self._chosen(site, factors, shapes)
+            reason, notes = chosen(site, self._after(site), factors, shapes)
         elif reason is None:
             reason = prime_reason(after, wish.ask)
         if reason is None and not searched:
             factors = kind.factor(module, after, wish.ask)
-            reason, notes = self._worth(site, after, factors, wish, shapes)
+            reason, notes = worth(self.settings, site, after, factors, wish, shapes)
         if widths is not None and before[1] == after[1] and not reason:
             target = widths.targets.get(site.name)
             if target is not None and target.reason:
@@ -310,55 +237,12 @@ class _Planning:
             sensitivity=_rounded(self.found.sensitivities.get(site.name)) if self.found else None,
         )
 
-    # A target
-
-    def _chosen(
-        self, site: Site, factors: Factors, shapes: Sequence[tuple[int, ...]]
-    ) -> tuple[str | None, list[str]]:
-        """Return why the choice keeps a layer, or what to remark where it replaces it."""
-        if not factors:
-            return "the target is met best with this layer as it is", []
-        speed = predict(site.kind.name, site.module, self._after(site), factors, shapes)
-        if speed is None or speed.ratio >= 1:
-            return None, []
-        slower = f"slower than the dense layer (predicted {1 / speed.ratio:.1f}x its time)"
-        return None, [f"becomes {slower}"]
-
     @staticmethod
     def _after(site: Site, widths: WidthPlan | None = None) -> Widths:
         target = None if widths is None else widths.targets.get(site.name)
         if target is not None:
             return target.inputs_after, target.outputs_after
         return site.kind.widths(site.module)
-
-    def _worth(
-        self,
-        site: Site,
-        after: Widths,
-        factors: Factors,
-        wish: _Wish,
-        shapes: Sequence[tuple[int, ...]],
-    ) -> tuple[str | None, list[str]]:
-        """Return why replacing does not pay, or what to remark where it does."""
-        kind, module = site.kind, site.module
-        dense, small = kind.params(module, after), kind.params(module, after, factors)
-        if small >= dense and not wish.insists and not self.settings.convert_anyway:
-            return f"would grow by {100 * (small / dense - 1):.0f} %", []
-        speed = predict(kind.name, module, after, factors, shapes)
-        if speed is None or speed.ratio >= MARGIN:
-            return None, []
-        slower = (
-            f"slower than the dense layer (predicted {1 / speed.ratio:.1f}x its time)"
-            if speed.ratio < 1
-            else "no faster than the dense layer"
-        )
-        if self._guarded(wish):
-            return f"would be {slower}", []
-        return None, [f"becomes {slower}"]
-
-    def _guarded(self, wish: _Wish) -> bool:
-        chosen = self.settings.alpha > 1 or wish.ask.pairs != "fast" or wish.insists
-        return not (chosen or self.settings.convert_anyway)
 
     # The whole
 
@@ -393,36 +277,6 @@ class _Planning:
             notes=tuple(self.notes),
         )
         return with_counts(self.model, plan, None if seen is None else seen.total_macs)
-
-    def _with_maps(self, plan: Plan) -> Plan:
-        """Say which widened layers cannot start from their trained weights, and why."""
-        warm = any(layer.init == "warm" for layer in plan.layers)
-        parameters = list(self.model.parameters())
-        if not (plan.resizes and warm) or any(p.is_meta for p in parameters):
-            return plan
-        args, kwargs = make_inputs(
-            self.model, plan.inputs, batch=MAP_BATCH, device=parameters[0].device
-        )
-        maps = measure_maps(self.model, plan, args, kwargs)
-        reasons = dict(maps.unknown)
-        for site in self.sites:
-            layer = plan.layer(site.name)
-            if layer is not None and layer.action == "replaced":
-                reason = too_large(site, layer)
-                reasons.update({} if reason is None else {site.name: reason})
-        layers = tuple(
-            layer.model_copy(update={"notes": (*layer.notes, NOISE + reasons[layer.name])})
-            if layer.init == "warm" and layer.name in reasons
-            else layer
-            for layer in plan.layers
-        )
-        words = (
-            "widening keeps the function, up to the factors' own error"
-            if maps.preserved and not reasons
-            else "widening does not keep the function; the layers' notes say where"
-        )
-        fresh = tuple(f"{name} starts afresh: {why}" for name, why in maps.fresh.items())
-        return plan.model_copy(update={"layers": layers, "notes": (*plan.notes, words, *fresh)})
 
     def _fast_path_off(self, layers: Sequence[LayerPlan]) -> tuple[AttrChange, ...]:
         """Keep torch's fused encoder path from reading weights of layers that are replaced."""

@@ -1,0 +1,45 @@
+"""Which widened layers can start from their trained weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from bp_convert.graph.channel_map import measure_maps
+from bp_convert.graph.example import make_inputs
+from bp_convert.graph.walk import Site
+from bp_convert.surgery import too_large
+from bp_convert.values.plan import Plan
+
+MAP_BATCH = 4  # examples that tell channels apart
+NOISE = "starts from noise: "
+
+
+def with_maps(model: nn.Module, plan: Plan, sites: Sequence[Site]) -> Plan:
+    """Return the plan with notes on the layers that cannot start warm, and why."""
+    warm = any(layer.init == "warm" for layer in plan.layers)
+    parameters = list(model.parameters())
+    if not (plan.resizes and warm) or any(p.is_meta for p in parameters):
+        return plan
+    args, kwargs = make_inputs(model, plan.inputs, batch=MAP_BATCH, device=parameters[0].device)
+    maps = measure_maps(model, plan, args, kwargs)
+    reasons = dict(maps.unknown)
+    for site in sites:
+        layer = plan.layer(site.name)
+        if layer is not None and layer.action == "replaced":
+            reason = too_large(site, layer)
+            reasons.update({} if reason is None else {site.name: reason})
+    layers = tuple(
+        layer.model_copy(update={"notes": (*layer.notes, NOISE + reasons[layer.name])})
+        if layer.init == "warm" and layer.name in reasons
+        else layer
+        for layer in plan.layers
+    )
+    words = (
+        "widening keeps the function, up to the factors' own error"
+        if maps.preserved and not reasons
+        else "widening does not keep the function; the layers' notes say where"
+    )
+    fresh = tuple(f"{name} starts afresh: {why}" for name, why in maps.fresh.items())
+    return plan.model_copy(update={"layers": layers, "notes": (*plan.notes, words, *fresh)})

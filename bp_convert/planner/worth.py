@@ -1,0 +1,57 @@
+"""Whether replacing a layer pays: in parameters, and in time, by the speed guard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bp_convert.graph.walk import Site
+from bp_convert.kinds import Factors, Widths
+from bp_convert.kinds.speed import predict
+from bp_convert.planner.wishes import Wish
+from bp_convert.values.settings import Settings
+
+MARGIN = 1.1  # the speed guard wants this much gain, since its predictions are that good
+Verdict = tuple[str | None, list[str]]  # why the layer is kept, or what to remark
+
+
+def chosen(
+    site: Site, widths: Widths, factors: Factors, shapes: Sequence[tuple[int, ...]]
+) -> Verdict:
+    """Judge what a target has chosen: no factors keep the layer, slow ones are remarked on."""
+    if not factors:
+        return "the target is met best with this layer as it is", []
+    speed = predict(site.kind.name, site.module, widths, factors, shapes)
+    if speed is None or speed.ratio >= 1:
+        return None, []
+    return None, [f"becomes {_slower(speed.ratio)}"]
+
+
+def worth(
+    settings: Settings,
+    site: Site,
+    after: Widths,
+    factors: Factors,
+    wish: Wish,
+    shapes: Sequence[tuple[int, ...]],
+) -> Verdict:
+    """Judge what no target has chosen: it must not grow, nor run slower unless asked for."""
+    kind, module = site.kind, site.module
+    dense, small = kind.params(module, after), kind.params(module, after, factors)
+    if small >= dense and not wish.insists and not settings.convert_anyway:
+        return f"would grow by {100 * (small / dense - 1):.0f} %", []
+    speed = predict(kind.name, module, after, factors, shapes)
+    if speed is None or speed.ratio >= MARGIN:
+        return None, []
+    slower = _slower(speed.ratio) if speed.ratio < 1 else "no faster than the dense layer"
+    if _guarded(settings, wish):
+        return f"would be {slower}", []
+    return None, [f"becomes {slower}"]
+
+
+def _slower(ratio: float) -> str:
+    return f"slower than the dense layer (predicted {1 / ratio:.1f}x its time)"
+
+
+def _guarded(settings: Settings, wish: Wish) -> bool:
+    chosen_by_user = settings.alpha > 1 or wish.ask.pairs != "fast" or wish.insists
+    return not (chosen_by_user or settings.convert_anyway)
