@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torchvision
 from pydantic import ValidationError
 from torch import nn
 
-from bp_convert._version import __version__
 from bp_convert.costs import measure as measure_latency
 from bp_convert.counting import check_counts, recount
 from bp_convert.data import Data, Examples, adapt, examples_for, held_back
@@ -24,8 +22,9 @@ from bp_convert.fitting import fit_to_data
 from bp_convert.graph.channel_map import ChannelMaps, measure_maps
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import make_inputs
-from bp_convert.planner import MAP_BATCH, NOISE, make_plan
+from bp_convert.planner import MAP_BATCH, make_plan
 from bp_convert.render.summary import verdict
+from bp_convert.reporting import report_of
 from bp_convert.storage import (
     PLAN_ATTRIBUTE,
     load,
@@ -38,14 +37,12 @@ from bp_convert.storage import (
 )
 from bp_convert.surgery import Converted, apply_plan
 from bp_convert.values.plan import Plan
-from bp_convert.values.report import Report, ReportTotals, Verification, rows
+from bp_convert.values.report import Report, Verification
 from bp_convert.values.settings import Settings
 from bp_convert.values.tensors import TensorSpec
 from bp_convert.verify import fingerprint_of_data, verify
 
 Progress = Callable[[str, int, int], None]
-MISSED = "fitted to its weight alone: "
-UNFITTED = "fitted to the weights alone, though planned on data: give it again ({})"
 CHECK_BATCH = 2  # batch norm in train mode needs more than one
 
 
@@ -229,48 +226,6 @@ def convert(
         }
     )
     return result, report.model_copy(update={"verdict": verdict(report)})
-
-
-def report_of(
-    plan: Plan, done: Converted | None = None, *, source: str = "", fitted_to: str = ""
-) -> Report:
-    """Put a plan, and what its conversion gave, into a report.
-
-    Args:
-        source: words on where the model came from.
-        fitted_to: words on the data that the factors were fitted to.
-    """
-    notes = plan.notes
-    if done is not None and plan.calibration and not fitted_to:
-        notes = (*notes, UNFITTED.format(plan.calibration))
-    errors: dict[str, float | None] = dict(done.errors) if done else {}
-    remarks = {name: NOISE + why for name, why in (done.random if done else {}).items()}
-    remarks |= {name: MISSED + why for name, why in (done.missed if done else {}).items()}
-    layers = tuple(
-        row.model_copy(update={"notes": (*row.notes, remarks[row.name])})
-        if row.name in remarks and remarks[row.name] not in row.notes
-        else row
-        for row in rows(plan, errors)
-    )
-    report = Report(
-        totals=ReportTotals(params=plan.params, macs=plan.macs, bytes=plan.bytes),
-        layers=layers,
-        verdict="",
-        model=plan.model,
-        source=source,
-        inputs=tuple(str(spec) for spec in plan.inputs),
-        assumed=plan.assumed,
-        notes=notes,
-        targets=tuple(map(str, plan.settings.target)),
-        estimated_error=plan.error,
-        calibration=fitted_to or (plan.calibration if done is None else ""),
-        versions={
-            "bp-convert": __version__,
-            "torch": torch.__version__,
-            "torchvision": torchvision.__version__,
-        },
-    )
-    return report.model_copy(update={"verdict": verdict(report)})
 
 
 def inspect(

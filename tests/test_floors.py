@@ -35,6 +35,7 @@ FLOORS = (
     "storage",
     "training",
     "render",
+    "reporting",
     "pipeline",
     "studies",
     "batch",

@@ -1,0 +1,58 @@
+"""A plan, and what its conversion gave, put into a report."""
+
+from __future__ import annotations
+
+import torch
+import torchvision
+
+from bp_convert._version import __version__
+from bp_convert.planner import NOISE
+from bp_convert.render.summary import verdict
+from bp_convert.surgery import Converted
+from bp_convert.values.plan import Plan
+from bp_convert.values.report import Report, ReportTotals, rows
+
+MISSED = "fitted to its weight alone: "
+UNFITTED = "fitted to the weights alone, though planned on data: give it again ({})"
+
+
+def report_of(
+    plan: Plan, done: Converted | None = None, *, source: str = "", fitted_to: str = ""
+) -> Report:
+    """Put a plan, and what its conversion gave, into a report.
+
+    Args:
+        source: words on where the model came from.
+        fitted_to: words on the data that the factors were fitted to.
+    """
+    notes = plan.notes
+    if done is not None and plan.calibration and not fitted_to:
+        notes = (*notes, UNFITTED.format(plan.calibration))
+    errors: dict[str, float | None] = dict(done.errors) if done else {}
+    remarks = {name: NOISE + why for name, why in (done.random if done else {}).items()}
+    remarks |= {name: MISSED + why for name, why in (done.missed if done else {}).items()}
+    layers = tuple(
+        row.model_copy(update={"notes": (*row.notes, remarks[row.name])})
+        if row.name in remarks and remarks[row.name] not in row.notes
+        else row
+        for row in rows(plan, errors)
+    )
+    report = Report(
+        totals=ReportTotals(params=plan.params, macs=plan.macs, bytes=plan.bytes),
+        layers=layers,
+        verdict="",
+        model=plan.model,
+        source=source,
+        inputs=tuple(str(spec) for spec in plan.inputs),
+        assumed=plan.assumed,
+        notes=notes,
+        targets=tuple(map(str, plan.settings.target)),
+        estimated_error=plan.error,
+        calibration=fitted_to or (plan.calibration if done is None else ""),
+        versions={
+            "bp-convert": __version__,
+            "torch": torch.__version__,
+            "torchvision": torchvision.__version__,
+        },
+    )
+    return report.model_copy(update={"verdict": verdict(report)})
