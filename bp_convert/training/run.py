@@ -114,7 +114,10 @@ class Run:
                 "widths than the teacher's and were left out"
             )
         if loop.state.best_step == 0 and judge is not None:
-            self.notes.append("no step lowered the validation loss: the weights are as given")
+            self.notes.append(
+                "no step lowered the validation loss: the weights are as given; try a lower lr (a "
+                "tenth) or warmup=0.1"
+            )
         return self._result(), self._report(loop, expected, resumed)
 
     def _teacher(self, teacher: nn.Module) -> nn.Module:

@@ -127,7 +127,7 @@ def test_the_best_weights_are_kept_even_those_before_the_first_step() -> None:
     assert report.best_step == 0
     assert same(ruined, good)
     assert report.after == report.before
-    assert any("as given" in note for note in report.notes)
+    assert any("as given; try a lower lr" in note for note in report.notes)
     last, _ = bp_convert.finetune(good, wrong, validation=0.0, epochs=2, lr=0.01)
     assert not same(last, good)
 
