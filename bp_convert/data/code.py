@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-import sys
 from pathlib import Path
 
 from bp_convert.errors import DataError
+from bp_convert.scripts import MEND, private_name, run_script
 
 
 def is_code(text: str) -> bool:
@@ -26,22 +24,10 @@ def load_object(text: str, where: str) -> object:
     path = Path(file).expanduser().resolve()
     if not path.is_file():
         raise _bad(where, f"no file {file}", "check the path")
-    key = f"_data_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(key, path)
-    if spec is None or spec.loader is None:  # not for a .py file
-        raise ImportError(path)
-    module = importlib.util.module_from_spec(spec)
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # last, so that it cannot hide an installed package
-    sys.modules[key] = module  # so that workers can be sent what it defines
     try:
-        spec.loader.exec_module(module)
+        module = run_script(path, private_name("data", path))
     except (Exception, SystemExit) as problem:
-        raise _bad(
-            where,
-            f"it fails with {type(problem).__name__}: {problem}",
-            "mend it; a script's training part belongs under `if __name__ == '__main__':`",
-        ) from problem
+        raise _bad(where, f"it fails with {type(problem).__name__}: {problem}", MEND) from problem
     if not hasattr(module, name):
         made = [one for one in vars(module) if not one.startswith("_")]
         raise _bad(where, f"no {name!r} in {file}", f"it defines {', '.join(made) or 'nothing'}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from bp_convert.errors import CheckpointError
+from bp_convert.scripts import MEND, make_importable, private_name, run_script
 
 MAIN = "__main__"  # where a training script's own classes live when they are pickled
 
@@ -66,20 +66,12 @@ def run_file(path: Path, *, asked_by: str) -> ModuleType:
     name = _module_name(path)
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:  # not for a .py file
-        raise ImportError(path)
-    module = importlib.util.module_from_spec(spec)
-    _make_importable(path.parent)
-    sys.modules[name] = module  # so that the classes in it can be pickled
     try:
-        spec.loader.exec_module(module)
+        return run_script(path, name)
+    except KeyboardInterrupt:
+        raise
     except BaseException as problem:
-        del sys.modules[name]
-        if isinstance(problem, KeyboardInterrupt):
-            raise
         raise _failed(f"{asked_by} {path}", problem) from problem
-    return module
 
 
 def run_module(name: str, *, asked_by: str) -> ModuleType:
@@ -88,7 +80,7 @@ def run_module(name: str, *, asked_by: str) -> ModuleType:
     Raises:
         CheckpointError: it cannot be imported.
     """
-    _make_importable(Path.cwd())
+    make_importable(Path.cwd())
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as problem:
@@ -123,13 +115,7 @@ def _module_name(path: Path) -> str:
             return stem
         if spec is not None and spec.origin and Path(spec.origin).resolve() == path:
             return stem
-    return f"_file_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-
-
-def _make_importable(folder: Path) -> None:
-    """Append a folder to the import path: last, so that it cannot hide an installed package."""
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
+    return private_name("file", path)
 
 
 def _failed(where: str, problem: BaseException) -> CheckpointError:
@@ -137,5 +123,5 @@ def _failed(where: str, problem: BaseException) -> CheckpointError:
         where=where,
         found=f"it fails with {type(problem).__name__}: {problem}",
         allowed="code that can be imported",
-        fix="mend it; a script's training part belongs under `if __name__ == '__main__':`",
+        fix=MEND,
     )
