@@ -22,7 +22,7 @@ TIMES = 12  # that many times its columns, if that is more;
 NUMBERS = 1 << 27  # of a wide one no more rows than have this many numbers, since its metric has
 LEAST = 256  # few of its own: but so many rows
 SAMPLE, EACH = 1024, 64  # pairs of rows that are kept to measure errors on, and of each batch
-SCARCE = 0.1  # of a column for each row: what few examples show is trusted less
+SCARCE = 0.1  # ridge where there is a column for each row
 FAINT = 0.02  # of the mean, the least that an output counts
 SMOOTH = 0.3  # share of an embedding's metric that is spread over rows that were not looked up
 
@@ -32,6 +32,17 @@ def rows_wanted(columns: int) -> int:
     if columns > WIDE:
         return max(LEAST, min(ROWS, NUMBERS // columns))
     return max(ROWS, TIMES * columns)
+
+
+def ridge(columns: int, count: int) -> float:
+    """Return how much of its mean variance is added to a moment of ``count`` rows.
+
+    The less has been seen the less it is trusted. With fewer rows than columns whole directions
+    were never seen; there the share grows with the square, so that the fit stays near the
+    trained weight in them.
+    """
+    few = columns / count
+    return RIDGE + SCARCE * few * max(1.0, few)
 
 
 class Moment:
@@ -143,7 +154,7 @@ class Moment:
         mean = self.mean - self.start if self.centred else torch.zeros_like(self.mean)
         if self.full:
             moment = self.moments[0].double() / count - torch.outer(mean, mean)
-            return Full(moment.float(), RIDGE + SCARCE * self.columns / count)
+            return Full(moment.float(), ridge(self.columns, count))
         if self.kernel:
             places = prod(self.kernel)
             apart = mean.view(-1, places)  # (C, S)

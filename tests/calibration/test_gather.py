@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.calibration.gather import gather, order_of
-from bp_convert.calibration.moments import FAINT, SCARCE, Moment
+from bp_convert.calibration.moments import FAINT, SCARCE, Moment, ridge
 from bp_convert.errors import DataError
 from bp_convert.graph.walk import walk
 from bp_convert.kinds.recurrent import lstm_weights
@@ -33,8 +33,8 @@ def _covariance(rows: Tensor, *, centred: bool) -> Tensor:
     rows = rows.double()
     mean = rows.mean(0) if centred else 0 * rows.mean(0)
     moment = (rows - mean).t() @ (rows - mean) / len(rows)
-    ridge = RIDGE + SCARCE * len(moment) / len(rows)
-    return moment + ridge * moment.diagonal().mean() * torch.eye(len(moment)).double()
+    share = ridge(len(moment), len(rows))
+    return moment + share * moment.diagonal().mean() * torch.eye(len(moment)).double()
 
 
 def _caught(model: nn.Module, name: str, batches: Any) -> list[Tensor]:
@@ -46,6 +46,12 @@ def _caught(model: nn.Module, name: str, batches: Any) -> list[Tensor]:
         model(*args, **kwargs)
     handle.remove()
     return found
+
+
+def test_few_rows_are_trusted_less_and_fewer_than_columns_far_less() -> None:
+    assert ridge(64, 640) == pytest.approx(RIDGE + 0.1 * SCARCE)
+    assert ridge(64, 64) == pytest.approx(RIDGE + SCARCE)
+    assert ridge(64, 16) == pytest.approx(RIDGE + 16 * SCARCE)
 
 
 def test_every_layer_s_moment_is_that_of_its_inputs() -> None:
