@@ -20,6 +20,7 @@ from bp_convert.render.seeds import Group as Seeds
 from bp_convert.render.seeds import over_seeds
 from bp_convert.values.outcome import Outcome, Summary
 
+WIDTH, LEAST = 80, 12  # of the table, and of a job's name
 _STATE = {"done": "green", "failed": "red", "waiting": "dim", "running": "cyan"}
 
 
@@ -83,28 +84,28 @@ def _inert(value: Any) -> Any:
 
 def shown(summary: Summary, *, every: bool = False, limit: int = 40) -> RenderableType:
     """Return the table of all jobs."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
-    table.add_column("job", no_wrap=True)
-    table.add_column("state", no_wrap=True)
     scored = next((one.score.metric for one in summary.jobs if one.score), "")
     printed = any(one.paper and one.paper.score is not None for one in summary.jobs)
-    heads = ["params", "kept"]
+    heads = ["state", "params", "kept"]
     heads += ["full", scored] if scored else []
     heads += ["paper"] if printed else []
-    for head in (*heads, "time"):
-        table.add_column(head, justify="right", no_wrap=True)
+    heads += ["time"]
     rows = summary.jobs if every else summary.jobs[:limit]
-    width = 78 - 8 - 7 - 7 - 9 * (2 * bool(scored) + printed) - 8
+    cells = []
     for one in rows:
-        cells = [cells_of.params(one), cells_of.kept(one)]
-        cells += [cells_of.full(one), cells_of.score(one)] if scored else []
-        cells += [cells_of.printed(one)] if printed else []
-        table.add_row(
-            Text(middle(one.name, width)),
-            Text(one.state, style=_STATE[one.state]),
-            *cells,
-            cells_of.clock(one.seconds) if one.seconds else "",
-        )
+        line = [one.state, cells_of.params(one), cells_of.kept(one)]
+        line += [cells_of.full(one), cells_of.score(one)] if scored else []
+        line += [cells_of.printed(one)] if printed else []
+        cells.append([*line, cells_of.clock(one.seconds) if one.seconds else ""])
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    table.add_column("job", no_wrap=True)
+    for head in heads:
+        table.add_column(head, justify="left" if head == "state" else "right", no_wrap=True)
+    # Numbers are whole; names give way.
+    width = WIDTH - sum(2 + max(map(len, column)) for column in zip(heads, *cells, strict=True))
+    for one, (state, *numbers) in zip(rows, cells, strict=True):
+        name = Text(middle(one.name, max(LEAST, width)))
+        table.add_row(name, Text(state, style=_STATE[state]), *numbers)
     parts: list[RenderableType] = [Text(summary.name, style="bold"), table]
     if len(rows) < len(summary.jobs):
         parts.append(Text(f"and {len(summary.jobs) - len(rows)} more", style="dim"))

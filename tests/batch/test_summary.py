@@ -210,6 +210,17 @@ def test_jobs_of_several_seeds_are_one_row_with_mean_and_spread() -> None:
     assert "Over seeds" not in document(summary(), "html")
 
 
+def test_long_names_give_way_and_numbers_stay_whole() -> None:
+    name = "scratch-with-a-name-that-nobody-would-want-to-type-seed=1"
+    full = job(name, 2_588_618, 0.9176).model_copy(update={"seconds": 2254.8})
+    lines = _drawn(shown(Summary(name="s", jobs=(full, Outcome(name="later", state="waiting")))))
+    row = next(line for line in lines if "seed=1" in line)
+    assert len(row) <= 80
+    assert row.count("…") == 1, row
+    assert all(cell in row.split() for cell in ("2.59M", "91.76", "37:34"))
+    assert any("waiting" in line for line in lines)
+
+
 def test_other_jobs_are_not_put_together() -> None:
     one, two = job("a-seed=0", 10, 0.5, alpha=1.0), job("a-seed=1", 10, 0.6, alpha=2.0)
     assert over_seeds([one, two]) == []
