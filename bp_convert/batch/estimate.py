@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from bp_convert.batch.build import plan_of
-from bp_convert.batch.job import tokenizer_of
+from bp_convert.batch.examples import calibration
 from bp_convert.batch.models import open_source
 from bp_convert.batch.read import Stated
 from bp_convert.batch.sources import check_files, check_scores
 from bp_convert.counting import count_params
-from bp_convert.data import Examples, examples_for
+from bp_convert.data import Examples
 from bp_convert.errors import BpConvertError, DataError
 from bp_convert.pruning import prune
 from bp_convert.values.estimate import Estimate
@@ -141,12 +141,8 @@ def _full_macs(job: Job, model: nn.Module) -> int | None:
 
 
 def _examples(job: Job, model: nn.Module, notes: list[str]) -> Examples | None:
-    if job.calibrate is None or job.counterpart in ("full", "pruned"):
-        return None
     try:
-        return examples_for(
-            model, job.calibrate, job.request, count=job.examples, tokenizer=tokenizer_of(job)
-        )
+        return calibration(job, model)
     except DataError as problem:
         notes.append(f"planned by the weights alone: {problem.where}: {problem.found}")
         return None

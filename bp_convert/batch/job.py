@@ -16,12 +16,11 @@ from torch import nn
 
 from bp_convert import pipeline
 from bp_convert.batch.build import Made, build
+from bp_convert.batch.examples import calibration, evaluation, fitted_rows, tokenizer_of
 from bp_convert.batch.folders import LOG, Results
 from bp_convert.batch.models import Source, trained_source
 from bp_convert.batch.outcomes import failure, keys_of, words_of
 from bp_convert.batch.train import finetune
-from bp_convert.data import Examples, examples_for
-from bp_convert.data.door import same_source
 from bp_convert.evaluation import Scorer
 from bp_convert.files import write_text
 from bp_convert.files.atomic import write_all
@@ -74,20 +73,6 @@ def run_in(
     return outcome.model_copy(update={"seconds": seconds})
 
 
-def tokenizer_of(job: Job) -> str | None:
-    """Return the folder of a job's tokenizer: the one it names, or its model's own."""
-    if job.tokenizer is not None:
-        return job.tokenizer
-    places = [Path(job.model)] if job.model else []
-    if job.arch and job.arch.startswith("transformers:"):
-        places.append(Path(job.arch.partition("?")[0].partition(":")[2]))
-    for place in places:
-        folder = place if place.is_dir() else place.parent
-        if any((folder / one).is_file() for one in ("tokenizer.json", "tokenizer_config.json")):
-            return str(folder)
-    return None
-
-
 def _logged(progress: Progress) -> Progress:
     """Write each new step into the log too."""
     last = ""
@@ -135,11 +120,14 @@ class _Run:
         torch.manual_seed(job.seed)
         self.progress("opening the model", 0, 1)
         source = trained_source(job, self.full, self.results, self.progress)
-        examples = self._examples(source.model)
-        scorer = self._scorer(source.model, examples)
+        self.progress("reading the examples", 0, 1)
+        examples = calibration(job, source.model)
+        scored = evaluation(job, source.model, examples)
+        self.progress("scoring the full model", 0, 1)
+        scorer = None if scored is None else Scorer(source.model, scored, job.metric)
         made = build(job, source, examples, self.progress)
         converted = self._score(scorer, made.model)
-        model, trained = self._train(made, source)
+        model, trained = self._train(made, source, fitted_rows(job, examples))
         score = converted if trained is None else self._score(scorer, model)
         self._write(made, model, source, trained, score)
         report = made.report
@@ -160,41 +148,15 @@ class _Run:
             notes=(*source.notes, *made.notes),
         )
 
-    def _examples(self, model: nn.Module) -> Examples | None:
-        job = self.job
-        if job.calibrate is None or job.counterpart in ("full", "pruned"):
-            return None
-        self.progress("reading the examples", 0, 1)
-        return examples_for(
-            model, job.calibrate, job.request, count=job.examples, tokenizer=tokenizer_of(job)
-        )
-
-    def _scorer(self, model: nn.Module, examples: Examples | None) -> Scorer | None:
-        job = self.job
-        if job.evaluate is None:
-            return None
-        self.progress("scoring the full model", 0, 1)
-        shared = job.calibrate is not None and same_source(job.calibrate, job.evaluate)
-        # Also counterparts that read no examples are scored on those that the others leave.
-        taken = examples.count if examples is not None else job.examples
-        scored = examples_for(
-            model,
-            job.evaluate,
-            job.request,
-            part="evaluate",
-            count=job.scored,
-            held_out=taken if shared else 0,
-            tokenizer=tokenizer_of(job),
-        )
-        return Scorer(model, scored, job.metric)
-
     def _score(self, scorer: Scorer | None, model: nn.Module) -> Score | None:
         if scorer is None:
             return None
         self.progress("scoring", 0, 1)
         return scorer.score(model.eval())
 
-    def _train(self, made: Made, source: Source) -> tuple[nn.Module, Trained | None]:
+    def _train(
+        self, made: Made, source: Source, fitted: tuple[int, ...]
+    ) -> tuple[nn.Module, Trained | None]:
         job = self.job
         if job.finetune is None or (job.counterpart == "full" and job.train is not None):
             return made.model, None
@@ -207,6 +169,7 @@ class _Run:
             job,
             folder=self.results.training(self.identity),
             tokenizer=tokenizer_of(job),
+            fitted=fitted,
             progress=self.progress,
         )
         return model.eval(), trained

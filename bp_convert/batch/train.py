@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from torch import nn
@@ -22,12 +22,14 @@ def finetune(
     folder: Path,
     tokenizer: str | None,
     progress: Progress,
+    fitted: Collection[int] = (),
 ) -> tuple[nn.Module, Trained]:
     """Train a copy of ``model`` as the job's ``finetune`` says; go on where a killed run was.
 
     Args:
         teacher: whom to learn from; None learns from labels alone.
         folder: where checkpoints lie while the job is not finished.
+        fitted: rows of the training's data that were calibrated on.
         progress: called with words, steps done and their number.
 
     Raises:
@@ -48,5 +50,6 @@ def finetune(
         metric=job.metric,
         inputs=job.request.inputs or None,
         tokenizer=tokenizer,
+        fitted=fitted,
         progress=progress,
     )

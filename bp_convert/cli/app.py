@@ -117,6 +117,7 @@ def convert(
                 evaluate=evaluate,
                 count=examples,
                 tokenizer=tokenizer,
+                training=None if trainer is None else trainer.settings,
             )
             source = pipeline.moved(loaded.model, device)
             given = data.calibration(source)
@@ -141,9 +142,7 @@ def convert(
                     source=loaded.source,
                 )
                 if trainer is not None and done:
-                    small, result = trainer.run(
-                        small, source, result, held, metric, data.tokenizer, progress
-                    )
+                    small, result = trainer.run(small, source, result, data, metric, progress)
             untimed = [UNTIMED] if timed and not made.inputs else []
             notes = (*loaded.notes, *result.notes, *untimed)
             result = result.model_copy(update={"notes": notes})

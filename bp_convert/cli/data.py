@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import nn
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from bp_convert.data.rows import Part
     from bp_convert.files import Loaded
     from bp_convert.values.settings import Settings
+    from bp_convert.values.training import Training
 
 SCORED = 2000  # examples that are scored at most
 
@@ -23,6 +24,7 @@ class Data:
         count: examples to calibrate on.
         tokenizer: folder of a tokenizer, for text.
         settings: the request, which describes the model's input.
+        training: what ``--finetune`` asks for, which may take the same sources.
     """
 
     def __init__(
@@ -33,13 +35,16 @@ class Data:
         count: int,
         tokenizer: Path | None,
         settings: Settings,
+        training: Training | None = None,
     ) -> None:
         self.calibrate = calibrate
         self.evaluate = evaluate
         self.count = count
         self.tokenizer = tokenizer
         self.settings = settings
-        self.taken = 0
+        self.training = training
+        self.fitted: Examples | None = None
+        self.scored: Examples | None = None
 
     def calibration(self, model: nn.Module) -> Examples | None:
         """Load what is calibrated on; None where none was named.
@@ -49,28 +54,54 @@ class Data:
         """
         if self.calibrate is None:
             return None
-        found = self._load(model, self.calibrate, "calibrate", self.count, 0)
-        self.taken = found.count
-        return found
+        self.fitted = self._load(model, self.calibrate, "calibrate", self.count, 0)
+        return self.fitted
 
     def evaluation(self, model: nn.Module) -> Examples | None:
         """Load what is scored; None where none was named.
 
         Raises:
-            DataError: it cannot be read, does not fit the model, or all of it was calibrated on.
+            DataError: it cannot be read, does not fit the model, all of it was calibrated on, or
+                it would be learnt.
         """
         if self.evaluate is None:
             return None
         from bp_convert.data.door import same_source
 
         same = self.calibrate is not None and same_source(self.calibrate, self.evaluate)
-        held_out = self.taken if same else 0
-        return self._load(model, self.evaluate, "evaluate", SCORED, held_out)
+        taken = self.fitted.count if same and self.fitted is not None else 0
+        self.scored = self._load(model, self.evaluate, "evaluate", SCORED, taken)
+        if self.training is not None:
+            self.apart()  # now, not when the model has been converted
+        return self.scored
+
+    def apart(self) -> dict[str, Any]:
+        """Return which rows training has to tell apart, as arguments of ``finetune``.
+
+        Raises:
+            DataError: what is scored would be learnt.
+        """
+        from bp_convert.data.door import rows_within
+        from bp_convert.errors import DataError
+
+        assert self.training is not None
+        assert self.training.data is not None
+        fitted = rows_within(self.training.data, self.calibrate, self.fitted)
+        scored = rows_within(self.training.data, self.evaluate, self.scored)
+        if scored is None:
+            raise DataError(
+                where=f"data {self.evaluate}",
+                found="the data that is learnt from, which cannot be kept apart from it",
+                allowed="other examples to score on",
+                fix="name another source to evaluate on",
+            )
+        return {"fitted": fitted or (), "scored": scored}
 
     def _load(
         self, model: nn.Module, source: str, part: Part, count: int, held_out: int
     ) -> Examples:
         from bp_convert import pipeline
+        from bp_convert.data.door import spare_of
 
         return pipeline.examples_for(
             model,
@@ -79,6 +110,7 @@ class Data:
             part=part,
             count=count,
             held_out=held_out,
+            spare=spare_of(self.training, source, self.evaluate),
             tokenizer=self.tokenizer,
         )
 
@@ -94,6 +126,7 @@ def open_with_data(
     evaluate: str | None = None,
     count: int,
     tokenizer: Path | None,
+    training: Training | None = None,
 ) -> tuple[Loaded, Data]:
     """Open a model file, and name the data beside it; none of that is read yet.
 
@@ -104,7 +137,14 @@ def open_with_data(
 
     loaded = pipeline.open_model(model, arch=arch, trust=trust or (), allow_missing=allow_missing)
     folder = tokenizer or tokenizer_in(model, arch)
-    return loaded, Data(calibrate, evaluate, count=count, tokenizer=folder, settings=settings)
+    return loaded, Data(
+        calibrate,
+        evaluate,
+        count=count,
+        tokenizer=folder,
+        settings=settings,
+        training=training,
+    )
 
 
 def tokenizer_in(model: Path, arch: str | None) -> Path | None:

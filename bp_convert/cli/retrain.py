@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bp_convert.errors import TrainingError
@@ -12,7 +11,7 @@ from bp_convert.errors import TrainingError
 if TYPE_CHECKING:
     from torch import nn
 
-    from bp_convert.data import Examples
+    from bp_convert.cli.data import Data
     from bp_convert.values.report import Report
     from bp_convert.values.training import Training
 
@@ -31,16 +30,14 @@ class Trainer:
         small: nn.Module,
         source: nn.Module,
         report: Report,
-        held: Examples | None,
+        data: Data,
         metric: str | None,
-        tokenizer: Path | None,
         progress: Progress,
     ) -> tuple[nn.Module, Report]:
         """Train a converted model; return it, and the report with what was done.
 
         Args:
-            held: what the report's score is on; None where nothing was scored.
-            tokenizer: folder of a tokenizer, for text.
+            data: what was calibrated on and scored.
         """
         from bp_convert.evaluation import evaluate
         from bp_convert.render.summary import verdict
@@ -51,7 +48,8 @@ class Trainer:
             small,
             teacher=source,
             settings=self.settings,
-            tokenizer=tokenizer,
+            tokenizer=data.tokenizer,
+            **data.apart(),
             progress=progress,
             **self.beside,
         )
@@ -59,8 +57,8 @@ class Trainer:
             "training": done,
             "seconds": (report.seconds or 0.0) + done.seconds,
         }
-        if held is not None:
-            update["scores"] = tuple(evaluate(source, [trained], held, metric))
+        if data.scored is not None:
+            update["scores"] = tuple(evaluate(source, [trained], data.scored, metric))
             untrained = report.scores[0]
             value = value_of(untrained, untrained.after)
             update["notes"] = (

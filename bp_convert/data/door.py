@@ -16,6 +16,7 @@ from bp_convert.graph.inputs import infer_input
 from bp_convert.layers import BPEmbedding
 from bp_convert.values.settings import Settings
 from bp_convert.values.tensors import TensorSpec
+from bp_convert.values.training import Training
 
 Data = Examples | Tensor | Mapping[str, Tensor] | Iterable[Any] | str | Path
 EXAMPLES = 512  # that are taken of a source, where the caller does not say
@@ -30,6 +31,7 @@ def examples_for(
     count: int = EXAMPLES,
     batch: int = 32,
     held_out: int = 0,
+    spare: float | None = None,
     tokenizer: str | Path | None = None,
 ) -> Examples:
     """Turn whatever holds data into examples that fit ``model``.
@@ -41,6 +43,8 @@ def examples_for(
         part: what for: evaluation never takes what calibration took.
         count: examples at most, chosen by the settings' seed.
         held_out: how many examples calibration took of the same source.
+        spare: share of it that is left to training, where that takes the same source, as
+            ``spare_of`` says; None where it does not.
         tokenizer: folder of the tokenizer, for text.
 
     Raises:
@@ -61,6 +65,7 @@ def examples_for(
             part=part,
             tokenizer=tokenizer,
             held_out=held_out,
+            spare=spare,
         )
     if isinstance(data, Mapping) and len(data) == len(specs) == 1 and specs[0].name is None:
         data = next(iter(data.values()))  # the only input, whatever forward calls it
@@ -68,10 +73,24 @@ def examples_for(
         isinstance(data, tuple) and all(isinstance(one, Tensor) for one in data)
     ):
         return from_tensors(
-            data, specs=specs, count=count, batch=batch, seed=seed, part=part, held_out=held_out
+            data,
+            specs=specs,
+            count=count,
+            batch=batch,
+            seed=seed,
+            part=part,
+            held_out=held_out,
+            spare=spare,
         )
     return from_loader(
-        data, specs, count=count, batch=batch, seed=seed, part=part, held_out=held_out
+        data,
+        specs,
+        count=count,
+        batch=batch,
+        seed=seed,
+        part=part,
+        held_out=held_out,
+        spare=spare,
     )
 
 
@@ -82,6 +101,31 @@ def held_back(calibrate: Data | None, evaluate: Data, taken: Examples | None) ->
     if isinstance(calibrate, str | Path) and isinstance(evaluate, str | Path):
         return taken.count if same_source(calibrate, evaluate) else 0
     return taken.count if calibrate is evaluate and not isinstance(evaluate, Examples) else 0
+
+
+def rows_within(
+    learnt: str | Path, source: str | Path | None, taken: Examples | None
+) -> tuple[int, ...] | None:
+    """Return which rows of the source that is learnt from the examples ``taken`` of ``source`` are.
+
+    None where that is not known: it is one source, which can only be read from its start.
+    """
+    if source is None or taken is None or not same_source(learnt, source):
+        return ()
+    return taken.rows
+
+
+def spare_of(
+    training: Training | None, source: str | Path, evaluate: str | Path | None
+) -> float | None:
+    """Return the share of a source that calibration leaves to training, None where that takes
+    another: what is validated on, and as much again where it is scored as well.
+    """
+    if training is None or training.data is None or not same_source(training.data, source):
+        return None
+    share = training.validation if isinstance(training.validation, float) else 0.0
+    scored = evaluate is not None and same_source(source, evaluate)
+    return min(0.5, 2 * share if scored else share)
 
 
 def same_source(one: str | Path, two: str | Path) -> bool:

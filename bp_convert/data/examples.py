@@ -29,6 +29,8 @@ class Examples:
             have classes; None where there are none.
         count: number of examples.
         source: where they come from, in words.
+        rows: their numbers among those that calibration and training take of the source: empty
+            where they are none of these, None where the source has no numbers.
         digest: the first 16 hex digits of the SHA-256 of all tensors. The same examples in
             batches of another size have another digest.
     """
@@ -38,6 +40,7 @@ class Examples:
     count: int
     source: str
     digest: str
+    rows: tuple[int, ...] | None = None
 
     @property
     def words(self) -> str:

@@ -25,6 +25,7 @@ class Request:
     seed: int
     part: Part
     held_out: int
+    spare: float | None = None
 
     def of_rows(self, rows: Rows, where: str, text: str, *, in_order: bool = False) -> Examples:
         """Pick rows and read them."""
@@ -35,11 +36,14 @@ class Request:
             seed=self.seed,
             part=self.part,
             held_out=self.held_out,
+            spare=self.spare,
             where=where,
         )
         chosen = sorted(chosen) if in_order else chosen
         batches = list(rows.read(chosen, self.batch))
-        return self._finish(batches, rows.labels(chosen), where, text, total)
+        elsewhere = self.part == "evaluate" and bool(getattr(rows, "split", ""))
+        numbers = () if elsewhere else tuple(chosen)
+        return self._finish(batches, rows.labels(chosen), where, text, total, numbers)
 
     def of_stream(self, items: Iterable[object], where: str, text: str) -> Examples:
         """Take the next examples of an iterable."""
@@ -59,6 +63,7 @@ class Request:
         where: str,
         text: str,
         total: int | None,
+        rows: tuple[int, ...] | None = None,
     ) -> Examples:
         """Check the batches against the model and describe them."""
         fitted = tuple(fit_batch(args, kwargs, self.specs, where) for args, kwargs in batches)
@@ -66,7 +71,7 @@ class Request:
         words = f"{count:,} examples" if total is None else f"{count:,} of {total:,} examples"
         fewer = f" ({self.count:,} asked for)" if count < self.count else ""
         return Examples(
-            fitted, labels, count, f"{words} of {text}{fewer}", digest_of(fitted, labels)
+            fitted, labels, count, f"{words} of {text}{fewer}", digest_of(fitted, labels), rows
         )
 
     def _at_least_one(self, where: str) -> int:

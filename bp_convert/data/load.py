@@ -30,6 +30,7 @@ def load_examples(
     part: Part = "calibrate",
     tokenizer: str | Path | None = None,
     held_out: int = 0,
+    spare: float | None = None,
 ) -> Examples:
     """Load examples from a folder, a file, a loader or a torchvision data set.
 
@@ -47,11 +48,13 @@ def load_examples(
         part: what the examples are for; torchvision's sets have a split for each.
         tokenizer: folder of a transformers tokenizer, for text.
         held_out: ``Examples.count`` of the calibration.
+        spare: share of the source that calibration leaves to training, where that takes the same
+            source; evaluation then leaves half of the rest. None where it takes another.
 
     Raises:
         DataError: the source cannot be read, is empty, or does not fit the model.
     """
-    asked = Request(specs, count, batch, seed, part, held_out)
+    asked = Request(specs, count, batch, seed, part, held_out, spare)
     parsed = Source.parse(source)
     if is_code(parsed.name):
         parsed.admit(())
@@ -59,7 +62,7 @@ def load_examples(
             return _from_code(load_object(parsed.name, parsed.where), asked, parsed)
     rows = open_source(parsed, specs, part=part, tokenizer=tokenizer)
     if getattr(rows, "split", ""):  # the splits are other examples already
-        asked = Request(specs, count, batch, seed, part, 0)
+        asked = Request(specs, count, batch, seed, part, 0, spare if part == "calibrate" else None)
     return asked.of_rows(rows, parsed.where, parsed.text)
 
 
@@ -73,6 +76,7 @@ def from_tensors(
     seed: int = 0,
     part: Part = "calibrate",
     held_out: int = 0,
+    spare: float | None = None,
     source: str = "tensors",
 ) -> Examples:
     """Make examples of tensors in memory.
@@ -86,7 +90,7 @@ def from_tensors(
         batch: examples in a batch.
         seed: of the choice.
         part: which end of the permutation is taken.
-        held_out: as for ``load_examples``.
+        held_out, spare: as for ``load_examples``.
         source: words for reports.
 
     Raises:
@@ -94,7 +98,7 @@ def from_tensors(
     """
     rows = tensor_rows(inputs, labels, specs, f"data {source}")
     wanted = max(1, len(rows)) if count is None else count
-    asked = Request(specs, wanted, batch, seed, part, held_out)
+    asked = Request(specs, wanted, batch, seed, part, held_out, spare)
     return asked.of_rows(rows, f"data {source}", source, in_order=count is None)
 
 
@@ -107,6 +111,7 @@ def from_loader(
     seed: int = 0,
     part: Part = "calibrate",
     held_out: int = 0,
+    spare: float | None = None,
     source: str = "a loader",
 ) -> Examples:
     """Take examples from a DataLoader, a data set, an iterable, or a function that makes one.
@@ -117,7 +122,7 @@ def from_loader(
     Raises:
         DataError: the loader fails, yields nothing, or does not fit the model.
     """
-    asked = Request(specs, count, batch, seed, part, held_out)
+    asked = Request(specs, count, batch, seed, part, held_out, spare)
     with seeded(seed):
         return _from_code(loader, asked, Source(source, source))
 

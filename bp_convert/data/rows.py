@@ -31,13 +31,21 @@ class Rows(Protocol):
 
 
 def pick(
-    total: int, *, count: int, seed: int, part: Part, held_out: int = 0, where: str
+    total: int,
+    *,
+    count: int,
+    seed: int,
+    part: Part,
+    held_out: int = 0,
+    spare: float | None = None,
+    where: str,
 ) -> list[int]:
     """Choose examples: one seeded permutation, cut so that the two parts never meet.
 
     Calibration takes the first ``count``; evaluation takes the last ``count`` of those after the
     first ``held_out``, which is the number that calibration took. Fewer are taken where there are
-    fewer.
+    fewer. Where training takes the same source, calibration leaves it the share ``spare``, and
+    evaluation half of what calibration has left.
 
     Raises:
         DataError: there is none, or calibration took them all.
@@ -46,10 +54,13 @@ def pick(
         raise empty(where)
     order: list[int] = torch.randperm(total, generator=torch.Generator().manual_seed(seed)).tolist()
     if part == "calibrate":
-        return order[:count]
-    if held_out >= total:
+        kept = round(spare * total + 0.5) if spare else 0
+        return order[: max(1, min(count, total - kept))]
+    rest = order[held_out:]
+    if not rest:
         raise used_up(where, total, held_out)
-    return order[held_out:][-count:]
+    most = len(rest) if spare is None else -(-len(rest) // 2)
+    return rest[-min(count, most) :]
 
 
 def empty(where: str) -> DataError:

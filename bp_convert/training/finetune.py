@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ def finetune(
     resume: bool = False,
     download: bool = False,
     tokenizer: str | Path | None = None,
+    fitted: Collection[int] = (),
+    scored: Collection[int] = (),
     progress: Progress | None = None,
     **asked: Any,
 ) -> tuple[nn.Module, Trained]:
@@ -61,6 +63,9 @@ def finetune(
             of an uninterrupted run, to the bit.
         download: let torchvision fetch a data set that is not there.
         tokenizer: folder of a tokenizer, for text.
+        fitted: rows of ``data`` that the model was calibrated on (``Examples.rows``); they are
+            learnt, but not held out: their loss is too low at the start.
+        scored: rows of ``data`` that are kept for another score: neither learnt nor held out.
         progress: called with words, steps done and their number.
 
     Returns:
@@ -99,7 +104,12 @@ def finetune(
             run.engine.wait()  # until the first process has it
         try:
             read = material(
-                source, given.validation if validation is None else validation, given, reading
+                source,
+                given.validation if validation is None else validation,
+                given,
+                reading,
+                fitted=frozenset(fitted),
+                scored=frozenset(scored),
             )
         finally:
             if download and run.engine.main:

@@ -27,6 +27,7 @@ from bp_convert.values.tensors import TensorSpec
 from bp_convert.values.training import Training
 
 ALONE = Place()
+CALIBRATED = "{} of {} validation examples were calibrated on: their loss is low at the start"
 UNSPLIT = "no validation: a loader that is read from its start cannot be split; give validation="
 
 
@@ -76,12 +77,22 @@ class Reading:
     pinned: bool = False
 
 
-def material(data: Any, validation: Any, settings: Training, reading: Reading) -> Material:
+def material(
+    data: Any,
+    validation: Any,
+    settings: Training,
+    reading: Reading,
+    *,
+    fitted: frozenset[int] = frozenset(),
+    scored: frozenset[int] = frozenset(),
+) -> Material:
     """Open the data of a run.
 
     Args:
         data: a source, tensors, a data set, a loader, or a function that makes one.
         validation: the same, or the share of the data that is held out; 0 for none.
+        fitted: rows that the model was calibrated on: held out only where too few others are.
+        scored: rows that are neither learnt nor held out.
 
     Raises:
         DataError: it cannot be read, or validation would be on examples that are learnt.
@@ -89,12 +100,18 @@ def material(data: Any, validation: Any, settings: Training, reading: Reading) -
     opened = _open(data, "calibrate", settings, reading)
     notes: list[str] = []
     held: Feed | None = None
-    chosen: list[int] | None = None
+    chosen: Sequence[int] = ()
+    if opened.rows is not None:
+        chosen = [row for row in range(len(opened.rows)) if row not in scored]
     if isinstance(validation, int | float):
         if opened.rows is None:
             notes += [UNSPLIT] if validation else []
         elif validation:
-            chosen, kept = _parted(len(opened.rows), float(validation), settings.seed, opened.where)
+            chosen, kept = _parted(
+                len(opened.rows), float(validation), settings.seed, opened.where, fitted, scored
+            )
+            if known := sum(row in fitted for row in kept):
+                notes.append(CALIBRATED.format(known, len(kept)))
             held = _rows(opened, kept, settings, reading, held=True)
     else:
         beside = _open(validation, "evaluate", settings, reading)
@@ -102,7 +119,7 @@ def material(data: Any, validation: Any, settings: Training, reading: Reading) -
         held = _feed(beside, settings, reading, held=True)
     learnt = (
         _rows(opened, chosen, settings, reading, held=False)
-        if chosen is not None
+        if opened.rows is not None
         else _feed(opened, settings, reading, held=False)
     )
     if settings.augment == "paper" and opened.rows is None:
@@ -206,18 +223,28 @@ def _of_examples(data: Examples, specs: Sequence[TensorSpec]) -> _Opened:
     return _Opened("data", data.source, tensor_rows(inputs, data.labels, specs, "data"))
 
 
-def _parted(total: int, share: float, seed: int, where: str) -> tuple[list[int], list[int]]:
+def _parted(
+    total: int,
+    share: float,
+    seed: int,
+    where: str,
+    fitted: frozenset[int],
+    scored: frozenset[int],
+) -> tuple[list[int], list[int]]:
     """Choose which rows are learnt and which are held out; nothing but the seed decides."""
-    count = max(1, round(share * total))
-    if count >= total:
+    there = total - len(scored)
+    count = max(1, round(share * there))
+    if count >= there:
         raise DataError(
             where=where,
-            found=f"{total} examples, of which {count} would be held out for validation",
+            found=f"{there} examples, of which {count} would be held out for validation",
             allowed="at least one to learn from",
             fix="give more data, a smaller validation share, or validation=0",
         )
     generator = torch.Generator().manual_seed(mixed(seed, 0x5EED))
     order: list[int] = torch.randperm(total, generator=generator).tolist()
+    order = [row for row in order if row not in scored]
+    order.sort(key=fitted.__contains__)  # stable: new ones first, in their order
     return sorted(order[count:]), sorted(order[:count])
 
 

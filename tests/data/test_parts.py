@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bp_convert.data import adapt, from_tensors, load_examples
+from bp_convert.data import adapt, from_loader, from_tensors, load_examples
 from bp_convert.data.rows import pick
 from tests.data.crafted import first_column, numbered, refuses, spec
 
@@ -41,6 +41,30 @@ def test_what_is_held_out_makes_the_difference() -> None:
 def test_evaluation_takes_from_the_end_whatever_is_held_out() -> None:
     one = pick(100, count=10, seed=0, part="evaluate", held_out=20, where="data")
     assert one == pick(100, count=10, seed=0, part="evaluate", held_out=60, where="data")
+
+
+@pytest.mark.parametrize("total", [4, 11, 120, 1000])
+@pytest.mark.parametrize("count", [2, 80, 512])
+def test_what_training_needs_of_the_same_source_is_left_to_it(total: int, count: int) -> None:
+    first = pick(total, count=count, seed=0, part="calibrate", spare=0.1, where="data")
+    assert total - len(first) >= 0.1 * total
+    assert len(first) == min(count, total - -(-total // 10))
+    rest = total - len(first)
+    last = pick(
+        total, count=2000, seed=0, part="evaluate", held_out=len(first), spare=0.1, where="data"
+    )
+    assert not set(first) & set(last)
+    assert len(last) == (rest + 1) // 2
+    alone = pick(total, count=count, seed=0, part="evaluate", spare=0.0, where="data")
+    assert len(alone) == min(count, (total + 1) // 2)
+
+
+def test_examples_know_their_numbers_in_the_source(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", numbered(50, 3))
+    found = load_examples(tmp_path / "x.npy", [spec("3")], count=10)
+    assert found.rows is not None
+    assert list(found.rows) == [int(one) for one in first_column(found)]
+    assert from_loader([torch.zeros(4, 3)], [spec("3")]).rows is None
 
 
 def test_the_same_call_gives_the_same_examples(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from bp_convert.cli.session import TRACEBACK
 from bp_convert.cli.training import training_from
 from bp_convert.errors import TrainingError
 from tests.training import runs
+from tests.training.test_material import names
 
 
 def run(*words: object) -> Result:
@@ -135,6 +137,49 @@ def test_faults_are_named_and_nothing_is_written(
     assert done.exit_code == code, done.output + done.stderr
     assert said in " ".join(done.stderr.split())
     assert sorted(files.iterdir()) == before
+
+
+@pytest.mark.parametrize("count", [120, 400])
+def test_one_file_for_everything_is_kept_apart(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = np.random.default_rng(0).normal(size=(count, 16)).astype("float32")
+    points[:, 0] = range(count)  # the name of each
+    np.savez("one.npz", x=points, y=np.arange(count) % 4)
+    seen: list[tuple[set[int], set[int], set[int], set[int]]] = []
+    module = sys.modules["bp_convert.training.finetune"]
+    material = module.material
+
+    def spy(*args: Any, **asked: Any) -> Any:
+        found = material(*args, **asked)
+        learnt, held = (set(names(feed)) for feed in (found.learnt, found.held))
+        seen.append((set(asked["fitted"]), set(asked["scored"]), learnt, held))
+        return found
+
+    monkeypatch.setattr(module, "material", spy)
+    ok("model.pt", "--rank", 2, "--convert-anyway", "--calibrate", "one.npz", "--evaluate",
+       "one.npz", "--finetune", "steps=2", "-o", "small.pt", "--report", "r.json")  # fmt: skip
+    ((fitted, scored, learnt, held),) = seen
+    assert fitted < learnt
+    assert len(held) == round(0.1 * (count - len(scored)))
+    for one, other in ((fitted, scored), (fitted, held), (learnt, held), (learnt | held, scored)):
+        assert not one & other
+    assert learnt | held | scored == set(range(count))
+    report = json.loads(Path("r.json").read_text())
+    assert report["scores"][0]["examples"] == len(scored) >= 0.05 * count
+
+
+def test_what_cannot_be_kept_apart_is_not_scored() -> None:
+    Path("data.py").write_text(
+        "import torch\n"
+        "def loader():\n"
+        "    for _ in range(40):\n"
+        "        yield torch.randn(8, 16), torch.arange(8) % 4\n"
+    )
+    done = run("model.pt", "--rank", 2, "--convert-anyway", "--evaluate", "data.py:loader",
+               "--finetune", "steps=2 data=data.py:loader", "-o", "small.pt")  # fmt: skip
+    assert done.exit_code == 1
+    assert "learnt from" in done.stderr
+    assert "name another source to evaluate on" in done.stderr
+    assert not Path("small.pt").exists()
 
 
 def test_values_are_read_as_what_they_are() -> None:

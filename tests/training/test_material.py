@@ -60,6 +60,30 @@ def test_what_is_held_out_is_never_learnt() -> None:
         read(numbered(1))
 
 
+def test_what_is_scored_is_left_alone_and_what_was_fitted_is_held_out_last() -> None:
+    def parts(fitted: range, scored: range, share: float = 0.2) -> tuple[set[int], set[int], str]:
+        found = material(
+            numbered(50),
+            share,
+            Training(),
+            Reading(()),
+            fitted=frozenset(fitted),
+            scored=frozenset(scored),
+        )
+        return set(names(found.learnt)), set(names(found.held)), " ".join(found.notes)
+
+    learnt, held, notes = parts(range(30), range(40, 50))
+    assert len(held) == 8
+    assert held <= set(range(30, 40))
+    assert learnt == set(range(40)) - held
+    assert not notes
+    learnt, held, notes = parts(range(48), range(0))
+    assert held > {48, 49}
+    assert "8 of 10 validation examples were calibrated on" in notes
+    with refuses("10 examples, of which 10 would be held out"):
+        parts(range(0), range(40), 1.0)
+
+
 def test_each_epoch_has_its_order_and_any_place_in_it_can_be_started_at() -> None:
     feed = read(numbered(40), 0, batch=6).learnt
     one, two = names(feed, 0), names(feed, 1)
