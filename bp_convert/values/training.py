@@ -69,7 +69,7 @@ class Training(Value):
         factor_lr: of the bilinear factors; None takes ``lr``.
         weight_decay: of dense weights; biases and norms never decay.
         factor_decay: of the bilinear factors. Decay of both factors of a product acts on it
-            twice, and drives its small terms to zero.
+            twice; ``benchmarks/factor_decay.py`` measures what that costs.
         schedule: ``constant``, ``cosine``, ``linear``, ``step`` (a tenth at 1/2 and 3/4), a
             scheduler in torch.optim.lr_scheduler, or ``package.module:NAME`` of a scheduler
             class or of a function from the share of steps done to a multiple of ``lr``.
