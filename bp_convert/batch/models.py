@@ -21,6 +21,7 @@ from bp_convert.values.recipe import Job
 from bp_convert.values.training import Trained
 
 Progress = Callable[[str, int, int], None]
+WEIGHTS, TRAINED = "weights.pt", "trained.json"  # of a full model
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,9 @@ def trained_source(job: Job, identity: str, results: Results, progress: Progress
         )
         with results.drafted(f"full-{identity}") as draft:
             state = {name: one.detach().cpu() for name, one in model.state_dict().items()}
-            write_all([(draft / "weights.pt", lambda path: torch.save(state, path))])
-            write_text(draft / "trained.json", trained.model_dump_json(indent=1) + "\n")
+            write_all([(draft / WEIGHTS, lambda path: torch.save(state, path))])
+            write_text(draft / TRAINED, trained.model_dump_json(indent=1) + "\n")
+            shutil.rmtree(home, ignore_errors=True)  # what somebody has taken a file out of
             draft.rename(home)
         shutil.rmtree(folder, ignore_errors=True)
     done = _cached(home, source)
@@ -117,12 +119,12 @@ def _seeded(job: Job) -> Job:
 
 
 def _cached(home: Path, source: Source) -> Source | None:
-    if not (home / "trained.json").is_file():
+    if not all((home / name).is_file() for name in (WEIGHTS, TRAINED)):
         return None
     try:
-        state = torch.load(home / "weights.pt", weights_only=True, map_location="cpu")
+        state = torch.load(home / WEIGHTS, weights_only=True, map_location="cpu")
         source.model.load_state_dict(state)
-        trained = Trained.model_validate(json.loads((home / "trained.json").read_text("utf-8")))
+        trained = Trained.model_validate(json.loads((home / TRAINED).read_text("utf-8")))
     except (OSError, RuntimeError, ValueError) as problem:
         raise CheckpointError(
             where=str(home),

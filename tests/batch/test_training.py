@@ -69,6 +69,20 @@ def test_the_full_model_is_trained_once_and_all_jobs_start_from_it(tmp_path: Pat
     assert not list((out / ".work").glob("training-*"))
 
 
+def test_a_full_model_whose_weights_are_gone_is_trained_again(tmp_path: Path) -> None:
+    write(tmp_path, TEXT)
+    data(tmp_path)
+    words = ("run", "study.yaml", "-o", "out", "--resume", "--only")
+    assert finished(tmp_path, *words, "full").returncode == 0
+    (weights,) = (tmp_path / "out" / "full").glob("*/weights.pt")
+    first = torch.load(weights, weights_only=True)
+    weights.unlink()
+    done = finished(tmp_path, *words, "warm")
+    assert done.returncode == 0, done.stdout
+    again = torch.load(weights, weights_only=True)
+    assert all(torch.equal(first[key], again[key]) for key in first)
+
+
 LONG = """
 arch: models.py:small
 trust: models.py
