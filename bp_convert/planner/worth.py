@@ -23,7 +23,7 @@ def chosen(
     speed = predict(site.kind.name, site.module, widths, factors, shapes)
     if speed is None or speed.ratio >= 1:
         return None, []
-    return None, [f"becomes {_slower(speed.ratio)}"]
+    return None, [_slower(speed.ratio)]
 
 
 def worth(
@@ -45,7 +45,7 @@ def worth(
     slower = _slower(speed.ratio) if speed.ratio < 1 else "no faster than the dense layer"
     if _guarded(settings, wish):
         return f"would be {slower}", []
-    return None, [f"becomes {slower}"]
+    return None, [slower]
 
 
 def _slower(ratio: float) -> str:

@@ -187,7 +187,7 @@ def test_the_verdict_for_each_case() -> None:
     assert said(_layer("a", params_after=10**6)).startswith("Grew by")
     assert said(_layer("a", params_after=262_656)).startswith("The same number of parameters")
     assert "was not measured" in said(_layer("a", fit_error=None))
-    slow = _layer("a", notes=("becomes slower than the dense layer",))
+    slow = _layer("a", notes=("slower than the dense layer",))
     assert "1 layer is expected to be slower" in said(slow)
     assert "2 layers are expected to be slower" in said(slow, slow)
     nothing = said(_kept("a", "would be slower than the dense layer"))
