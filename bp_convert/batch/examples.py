@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from torch import nn
 
 from bp_convert.data import Examples, examples_for
 from bp_convert.data.door import rows_within, same_source, spare_of
+from bp_convert.data.tokenizers import tokenizer_in
 from bp_convert.values.recipe import Job
 
 
@@ -69,11 +68,5 @@ def tokenizer_of(job: Job) -> str | None:
     """Return the folder of a job's tokenizer: the one it names, or its model's own."""
     if job.tokenizer is not None:
         return job.tokenizer
-    places = [Path(job.model)] if job.model else []
-    if job.arch and job.arch.startswith("transformers:"):
-        places.append(Path(job.arch.partition("?")[0].partition(":")[2]))
-    for place in places:
-        folder = place if place.is_dir() else place.parent
-        if any((folder / one).is_file() for one in ("tokenizer.json", "tokenizer_config.json")):
-            return str(folder)
-    return None
+    folder = tokenizer_in(job.model, job.arch)
+    return None if folder is None else str(folder)

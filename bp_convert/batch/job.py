@@ -123,8 +123,10 @@ class _Run:
         self.progress("reading the examples", 0, 1)
         examples = calibration(job, source.model)
         scored = evaluation(job, source.model, examples)
-        self.progress("scoring the full model", 0, 1)
-        scorer = None if scored is None else Scorer(source.model, scored, job.metric)
+        scorer = None
+        if scored is not None:
+            self.progress("scoring the full model", 0, 1)
+            scorer = Scorer(source.model, scored, job.metric)
         made = build(job, source, examples, self.progress)
         converted = self._score(scorer, made.model)
         model, trained = self._train(made, source, fitted_rows(job, examples))

@@ -134,6 +134,7 @@ def open_with_data(
         CheckpointError: the file is no model, or is not trusted.
     """
     from bp_convert import pipeline
+    from bp_convert.data.tokenizers import tokenizer_in
 
     loaded = pipeline.open_model(model, arch=arch, trust=trust or (), allow_missing=allow_missing)
     folder = tokenizer or tokenizer_in(model, arch)
@@ -145,14 +146,3 @@ def open_with_data(
         settings=settings,
         training=training,
     )
-
-
-def tokenizer_in(model: Path, arch: str | None) -> Path | None:
-    """Return the folder beside the model that holds its tokenizer, if there is one."""
-    of_arch = arch.partition(":")[2] if arch and arch.startswith("transformers:") else None
-    for folder in (model if model.is_dir() else model.parent, Path(of_arch) if of_arch else None):
-        if folder is not None and any(
-            (folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")
-        ):
-            return folder
-    return None

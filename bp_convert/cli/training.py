@@ -84,6 +84,6 @@ def _value(text: str) -> Any:
 
 def tokenizer_beside(model: str, arch: str | None, named: Path | None) -> Path | None:
     """Return the folder of the tokenizer: the one named, or the model's own."""
-    from bp_convert.cli.data import tokenizer_in
+    from bp_convert.data.tokenizers import tokenizer_in
 
-    return named or tokenizer_in(Path(model), arch)
+    return named or tokenizer_in(model, arch)

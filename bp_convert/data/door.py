@@ -54,44 +54,23 @@ def examples_for(
         return data
     settings = settings or Settings()
     specs = specs_of(model, settings.inputs)
-    seed = settings.seed
+    asked: dict[str, Any] = {
+        "count": count,
+        "batch": batch,
+        "seed": settings.seed,
+        "part": part,
+        "held_out": held_out,
+        "spare": spare,
+    }
     if isinstance(data, str | Path):
-        return load_examples(
-            data,
-            specs,
-            count=count,
-            batch=batch,
-            seed=seed,
-            part=part,
-            tokenizer=tokenizer,
-            held_out=held_out,
-            spare=spare,
-        )
+        return load_examples(data, specs, tokenizer=tokenizer, **asked)
     if isinstance(data, Mapping) and len(data) == len(specs) == 1 and specs[0].name is None:
         data = next(iter(data.values()))  # the only input, whatever forward calls it
     if isinstance(data, Tensor | Mapping) or (
         isinstance(data, tuple) and all(isinstance(one, Tensor) for one in data)
     ):
-        return from_tensors(
-            data,
-            specs=specs,
-            count=count,
-            batch=batch,
-            seed=seed,
-            part=part,
-            held_out=held_out,
-            spare=spare,
-        )
-    return from_loader(
-        data,
-        specs,
-        count=count,
-        batch=batch,
-        seed=seed,
-        part=part,
-        held_out=held_out,
-        spare=spare,
-    )
+        return from_tensors(data, specs=specs, **asked)
+    return from_loader(data, specs, **asked)
 
 
 def held_back(calibrate: Data | None, evaluate: Data, taken: Examples | None) -> int:

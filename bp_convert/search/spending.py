@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -22,6 +22,7 @@ Progress = Callable[[str, int, int], None]
 MANY = 32  # the larger batch at which the whole model is to stay as fast
 
 
+@dataclass(frozen=True)
 class Spending:
     """Spends the targets of ``settings`` on a model.
 
@@ -29,17 +30,10 @@ class Spending:
         examples: calibration data; None goes by the weights alone.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        settings: Settings,
-        examples: Examples | None,
-        progress: Progress,
-    ) -> None:
-        self.model = model
-        self.settings = settings
-        self.examples = examples
-        self.progress = progress
+    model: nn.Module
+    settings: Settings
+    examples: Examples | None
+    progress: Progress
 
     def search(
         self,
