@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bp_convert.files.atomic import check_output, write_text
 
 if TYPE_CHECKING:
-    from bp_convert.files.arch import ARCH_FORMS, arch_factory
+    from bp_convert.files.arch import ARCH_FORMS, arch_factory, gone
     from bp_convert.files.converted import (
         OUTPUT_SUFFIXES,
         Converted,
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
         save_dense,
     )
     from bp_convert.files.load import Loaded, load_model
+    from bp_convert.files.reread import read_back
     from bp_convert.files.tensors import fill
+    from bp_convert.files.writable import check_writable
 
 _HOME = {
     "ARCH_FORMS": "arch",
@@ -30,10 +32,13 @@ _HOME = {
     "Converted": "converted",
     "Loaded": "load",
     "arch_factory": "arch",
+    "check_writable": "writable",
     "fill": "tensors",
+    "gone": "arch",
     "is_converted": "converted",
     "load_model": "load",
     "needs_trust": "converted",
+    "read_back": "reread",
     "read_converted": "converted",
     "save_converted": "converted",
     "save_dense": "converted",
@@ -46,10 +51,13 @@ __all__ = [
     "Loaded",
     "arch_factory",
     "check_output",
+    "check_writable",
     "fill",
+    "gone",
     "is_converted",
     "load_model",
     "needs_trust",
+    "read_back",
     "read_converted",
     "save_converted",
     "save_dense",

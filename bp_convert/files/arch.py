@@ -60,6 +60,27 @@ def arch_factory(
     return _maker(arch, lambda: factory(**options))
 
 
+def absolute(arch: str) -> str:
+    """Return an architecture with the whole path of its folder or file, to be read anywhere."""
+    text, mark, query = arch.partition("?")
+    source, _, name = text.partition(":")
+    target, _, factory = text.rpartition(":")
+    if source == "transformers":
+        text = f"{source}:{Path(name).resolve()}"
+    elif target.endswith(".py"):
+        text = f"{Path(target).resolve()}:{factory}"
+    return f"{text}{mark}{query}"
+
+
+def gone(arch: str) -> Path | None:
+    """Return the folder or file of an architecture if it is not there, else None."""
+    text = arch.partition("?")[0]
+    source, _, name = text.partition(":")
+    place = Path(name) if source == "transformers" else Path(text.rpartition(":")[0])
+    known = source == "transformers" or place.suffix == ".py"
+    return place if known and not place.exists() else None
+
+
 def _maker(arch: str, make: Callable[[], object]) -> Callable[[], nn.Module]:
     def factory() -> nn.Module:
         try:

@@ -6,49 +6,87 @@ Nothing is imported for them: a name is looked up here and nowhere else.
 from __future__ import annotations
 
 import argparse
+import builtins
+import collections
 import datetime
 import functools
+import logging
 import pathlib
-import pickle
+import random
+import re
 import types
+import uuid
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.nn import functional as F
+from torch.nn.modules.module import _WrappedHook
+from torch.nn.utils import parametrizations, parametrize, prune
+from torch.nn.utils.spectral_norm import (
+    SpectralNorm,
+    SpectralNormLoadStateDictPreHook,
+    SpectralNormStateDictHook,
+)
+from torch.nn.utils.weight_norm import WeightNorm
+from torch.overrides import get_overridable_functions
+from torch.utils.hooks import RemovableHandle
 from torchvision.models.detection import _utils as detection
 from torchvision.models.optical_flow import raft
 from torchvision.ops import boxes
 
+from bp_convert.files import guard, rebuilt
+from bp_convert.files.reach import Reach, VariableFunctions
 from bp_convert.kron.conv_layout import Layout
 from bp_convert.values.factors import FactorSpec
 
-# Functions of tensors that models keep as attributes, such as self.act = torch.relu.
-_FUNCTIONALS = """celu elu gelu glu hardsigmoid hardswish hardtanh leaky_relu log_softmax logsigmoid
-mish relu relu6 rrelu selu sigmoid silu softmax softmin softplus softsign tanh tanhshrink"""
-_BUILT_IN = "abs celu erf exp log_softmax relu rrelu selu sigmoid sin softmax sqrt square tanh"
+_BUILTINS = (
+    "Ellipsis NotImplemented bool bytes dict float frozenset int list object slice str tuple"
+)
+# Those of F that are not functions of torch.nn.functional itself, or once were.
+_ACTIVATIONS = "gelu hardsigmoid hardswish logsigmoid sigmoid softplus tanh"
+LONGEST = 10**6  # numbers in a range
 
 
-class _VariableFunctions:
-    """Stands for torch._C._VariableFunctionsClass, of which only activations are wanted."""
+def _functions(home: Any) -> dict[str, Callable[..., Any]]:
+    """Return the functions of tensors that a module of torch offers, by the names of pickles."""
+    found = {
+        f"{one.__module__}.{one.__name__}": one
+        for one in get_overridable_functions()[home]
+        if not one.__name__.startswith("_")
+    }
+    homes = (home.__name__, "torch._C._nn", "torch._C._fft")
+    return {name: one for name, one in found.items() if name.rpartition(".")[0] in homes}
 
 
-def _torch_function(owner: object, name: object) -> object:
-    """Stand for getattr: give out torch's activation functions and nothing else.
+def _class_of(value: object) -> type:
+    """Stand for type, which pickles call with one argument: type(None). With three it makes."""
+    return value.__class__
 
-    torch's built-in functions pickle as getattr(torch._C._VariableFunctionsClass, name).
-    """
-    if owner is _VariableFunctions and name in _BUILT_IN.split():
-        return getattr(torch, str(name))
-    raise pickle.UnpicklingError(f"getattr({owner!r}, {name!r}) is not an activation of torch")
+
+def _range(*ends: int) -> range:
+    """Stand for range; what a file makes a list of is not to fill the memory."""
+    made = range(*ends)
+    if len(made) > LONGEST:
+        raise ValueError(f"a range of {len(made)} numbers")
+    return made
+
+
+def _is_pruning(thing: object) -> bool:
+    return isinstance(thing, type) and issubclass(thing, prune.BasePruningMethod)
+
+
+def _named(*things: Any) -> dict[str, object]:
+    return {f"{one.__module__}.{one.__qualname__}": one for one in things}
 
 
 HARMLESS: dict[str, object] = {
-    # Activation functions: pure functions of tensors.
-    **{f"torch.nn.functional.{name}": getattr(F, name) for name in _FUNCTIONALS.split()},
-    "torch._C._nn.gelu": F.gelu,
-    "torch._C._nn.softplus": F.softplus,
-    "torch._C._nn.log_sigmoid": F.logsigmoid,
-    "torch._C._VariableFunctionsClass": _VariableFunctions,
-    "builtins.getattr": _torch_function,  # never getattr itself
+    # Functions of tensors that models keep as attributes, such as self.act = F.relu.
+    **_functions(F),
+    **_functions(torch.fft),
+    **{f"torch.nn.functional.{name}": getattr(F, name) for name in _ACTIVATIONS.split()},
+    "torch._C._VariableFunctionsClass": VariableFunctions,
+    "builtins.getattr": Reach(),  # never getattr itself
     # Holds a class and its arguments (vision transformers keep their norm so). It is not called
     # at load, and can only hold what is admitted.
     "functools.partial": functools.partial,
@@ -66,6 +104,25 @@ HARMLESS: dict[str, object] = {
     "pathlib.PureWindowsPath": pathlib.PureWindowsPath,
     "pathlib._local.PosixPath": pathlib.PurePosixPath,  # the home of the same in Python 3.13
     "pathlib._local.WindowsPath": pathlib.PureWindowsPath,
+    # Plain values and containers of Python.
+    **{f"builtins.{name}": getattr(builtins, name) for name in _BUILTINS.split()},
+    "builtins.range": _range,
+    "builtins.type": _class_of,
+    **_named(collections.defaultdict, collections.deque, random.Random, uuid.UUID),
+    "logging.getLogger": logging.getLogger,  # finds or makes a named logger; writes nothing
+    "re._compile": re.compile,
+    "torch._C.Generator": torch.Generator,
+    # What torch puts on modules: it is called when the module runs, and acts on its tensors.
+    **_named(_WrappedHook, RemovableHandle, WeightNorm, SpectralNorm),
+    **_named(SpectralNormStateDictHook, SpectralNormLoadStateDictPreHook),
+    **_named(*(one for one in vars(prune).values() if _is_pruning(one))),
+    **_named(parametrize.ParametrizationList, parametrizations._OrthMaps),
+    **_named(
+        parametrizations._Orthogonal, parametrizations._SpectralNorm, parametrizations._WeightNorm
+    ),
+    # What our own files are written with.
+    **_named(rebuilt.array, rebuilt.dtype, rebuilt.filled, rebuilt.memory_format, rebuilt.plain),
+    **_named(rebuilt.scalar, rebuilt.scalar_type, rebuilt.Parametrized, guard.refuse),
     # torchvision's detectors keep these: thresholds, and box arithmetic on tensors.
     **{
         f"torchvision.models.detection._utils.{kind.__name__}": kind
