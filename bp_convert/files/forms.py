@@ -139,13 +139,11 @@ def _container(thing: Any) -> Any:
     maker, arguments, state, items, pairs = (*_plainly(thing), None, None, None)[:5]
     if items is None and pairs is None and not isinstance(thing, deque | defaultdict):
         return NotImplemented  # it says itself how it is made
-    if maker is copyreg.__newobj__:  # type: ignore[attr-defined]
-        kind, *arguments = arguments
-    elif maker is type(thing) and type(thing) in (defaultdict, deque):
-        kind = maker
-    else:
+    called = maker is type(thing)
+    if not called and maker is not copyreg.__newobj__:  # type: ignore[attr-defined]
         return NotImplemented
-    made = (kind, tuple(arguments), list(items or ()), dict(pairs or ()))
+    kind, *arguments = (maker, *arguments) if called else arguments
+    made = (kind, tuple(arguments), list(items or ()), dict(pairs or ()), called)
     return rebuilt.filled, made, state
 
 

@@ -7,7 +7,7 @@ the safe loader admits them. ``forms`` writes them.
 from __future__ import annotations
 
 import copyreg
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,16 +56,22 @@ def plain(module: object) -> object:
 
 
 def filled(
-    kind: type, arguments: Sequence[Any], items: Sequence[Any], pairs: Mapping[Any, Any]
+    kind: type,
+    arguments: Sequence[Any],
+    items: Sequence[Any],
+    pairs: Mapping[Any, Any],
+    called: bool,
 ) -> Any:
     """Make a dictionary, list or queue of a class that the file names, and put its contents in.
 
     torch's unpickler fills lists and plain dictionaries only.
+
+    Args:
+        called: the class itself makes it, as pickle says; else only its ``__new__`` does.
     """
     if not isinstance(kind, type) or not issubclass(kind, dict | list | deque):
         raise TypeError(f"not a container: {kind}")
-    whole = kind in (defaultdict, deque)
-    made: Any = kind(*arguments) if whole else copyreg.__newobj__(kind, *arguments)  # type: ignore[attr-defined]
+    made: Any = kind(*arguments) if called else copyreg.__newobj__(kind, *arguments)  # type: ignore[attr-defined]
     for one in items:
         made.append(one)
     for key, value in pairs.items():
