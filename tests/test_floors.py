@@ -34,6 +34,7 @@ FLOORS = (
     "verify",
     "files",
     "storage",
+    "proof",
     "training",
     "render",
     "reporting",
