@@ -24,9 +24,9 @@ from bp_convert.files import (
 )
 from bp_convert.files import save_dense as _save_dense
 from bp_convert.files.atomic import Prove
-from bp_convert.files.guard import guard, unguard
 from bp_convert.graph.clone import clone
 from bp_convert.layers import TWINS
+from bp_convert.pickles.guard import guard, unguard
 from bp_convert.surgery import apply_plan
 from bp_convert.values.plan import Plan
 

@@ -32,6 +32,7 @@ FLOORS = (
     "costs",
     "evaluation",
     "verify",
+    "pickles",
     "files",
     "storage",
     "proof",

@@ -29,7 +29,8 @@ def check_outputs(
         PlanError: a report of an unknown form, or two results under one name.
     """
     from bp_convert.files.atomic import check_output
-    from bp_convert.files.converted import OUTPUT_SUFFIXES, plan_path
+    from bp_convert.files.converted import OUTPUT_SUFFIXES
+    from bp_convert.files.sidecar import plan_path
     from bp_convert.render.documents import form_of
 
     wanted = [*reports, *filter(None, [plan_out])]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         read_converted,
         save_converted,
         save_dense,
+        save_weights,
     )
     from bp_convert.files.load import Loaded, load_model
     from bp_convert.files.reread import read_back
@@ -42,6 +43,7 @@ _HOME = {
     "read_converted": "converted",
     "save_converted": "converted",
     "save_dense": "converted",
+    "save_weights": "converted",
 }
 
 __all__ = [
@@ -61,6 +63,7 @@ __all__ = [
     "read_converted",
     "save_converted",
     "save_dense",
+    "save_weights",
     "write_text",
 ]
 

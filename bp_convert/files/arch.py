@@ -14,8 +14,8 @@ import torchvision
 from torch import nn
 
 from bp_convert.errors import BpConvertError, CheckpointError
-from bp_convert.files.code import covers, run_file, run_module
 from bp_convert.models import MODELS, build
+from bp_convert.pickles.code import covers, run_file, run_module
 
 ARCH_FORMS = (
     "torchvision:resnet18, timm:NAME, transformers:FOLDER, bp:NAME, FILE.py:FACTORY or "

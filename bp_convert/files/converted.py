@@ -13,10 +13,7 @@ Format 2 differs from 1 by entries that are neither parameters nor buffers: extr
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
-import os
 import pickletools
 import zipfile
 from collections.abc import Sequence
@@ -24,25 +21,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from bp_convert.errors import CheckpointError
-from bp_convert.files import forms
 from bp_convert.files.arch import absolute
-from bp_convert.files.atomic import Prove, Write, check_output, temporary, write_all
-from bp_convert.files.safe import read_header, read_safetensors
+from bp_convert.files.atomic import Prove, Write, check_output, write_all
+from bp_convert.files.safe import read_header
+from bp_convert.files.sidecar import (
+    STAMP,
+    read_pair,
+    tensors_in,
+    weights_writer,
+    write_pair,
+    wrong,
+)
 from bp_convert.files.sniff import Kind, kind_of
 from bp_convert.files.storable import is_plain
-from bp_convert.files.tensors import further_state, join_ties, split_ties, whole_state
+from bp_convert.files.tensors import further_state, split_ties, whole_state
 from bp_convert.files.unpickle import load_admitted, refused_names
 from bp_convert.files.writable import check_whole, check_writable
+from bp_convert.pickles import forms
 
 FORMAT = 2
 OUTPUT_SUFFIXES = (".pt", ".pth", ".safetensors")
 _KEYS = ("format", "plan", "settings", "arch", "state", "skeleton")
-_STAMP = "bp_convert_plan"  # in a safetensors header: the digest of the plan beside it
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def save_converted(
         "arch": None if arch is None else absolute(arch),
     }
     if path.suffix == ".safetensors":
-        return _save_safetensors(path, model, about, force, prove)
+        return write_pair(path, model, about, force, prove)
     if arch is None:
         content = {**about, "format": 1, "state": None, "skeleton": model}
     else:
@@ -131,6 +133,19 @@ def save_dense(
     return write_all([(path, _torch_writer(model))], force=force, prove=prove)[0]
 
 
+def save_weights(path: str | Path, model: nn.Module, *, force: bool = False) -> Path:
+    """Write the weights of a model, and its extra state, as safetensors; tied ones once.
+
+    Raises:
+        CheckpointError: an entry of its state is no tensor, or the file exists or cannot be
+            written.
+    """
+    path = Path(path)
+    check_writable(model, path)
+    kept, _ = split_ties(tensors_in(whole_state(model)))
+    return write_all([(path, weights_writer(kept, {"format": "pt"}))], force=force)[0]
+
+
 def is_converted(path: str | Path) -> bool:
     """Tell whether a file was written by ``save_converted``; run and load nothing.
 
@@ -142,7 +157,7 @@ def is_converted(path: str | Path) -> bool:
         return False
     kind = kind_of(path)
     if kind is Kind.SAFETENSORS:
-        return _STAMP in read_header(path)
+        return STAMP in read_header(path)
     return kind is Kind.TORCH and _first_keys(path) == ["format", "plan"]
 
 
@@ -162,21 +177,22 @@ def read_converted(
     path = Path(path)
     kind = kind_of(path)
     if not is_converted(path):
-        raise _wrong(
+        raise wrong(
             path,
             f"{kind.value} that bp-convert did not write",
             f"convert it first: bp-convert {path} -o OUT.pt",
         )
     if kind is Kind.SAFETENSORS:
-        return _read_safetensors(path, beside)
+        about, weights = read_pair(path, beside)
+        return Converted(*_about(about, path), state=weights, skeleton=None)
     content = load_admitted(path, kind, trust=trust)
     if not isinstance(content, dict) or tuple(content) != _KEYS:
-        raise _wrong(path, "other contents than bp-convert writes", "convert the model again")
+        raise wrong(path, "other contents than bp-convert writes", "convert the model again")
     skeleton, state = content["skeleton"], content["state"]
     if isinstance(skeleton, nn.Module):
         state = _state_of(skeleton, path)
     elif skeleton is not None or not _is_state(state):
-        raise _wrong(path, "no weights where they should be", "convert the model again")
+        raise wrong(path, "no weights where they should be", "convert the model again")
     return Converted(*_about(content, path), state=state, skeleton=skeleton)
 
 
@@ -186,91 +202,14 @@ def needs_trust(path: str | Path) -> list[str]:
     return refused_names(path) if kind_of(path) is Kind.TORCH else []
 
 
-def plan_path(path: Path) -> Path:
-    """Return where the plan of a ``.safetensors`` file stands."""
-    return path.with_suffix(".plan.json")
-
-
-def _save_safetensors(
-    path: Path, model: nn.Module, about: dict[str, Any], force: bool, prove: Prove | None
-) -> list[Path]:
-    kept, ties = split_ties(_tensors(whole_state(model)))
-    sidecar = {
-        **about,
-        "plan": json.loads(about["plan"]),
-        "settings": json.loads(about["settings"]),
-        "ties": ties,
-    }
-    text = json.dumps(sidecar, indent=1)
-    # safetensors takes neither slices nor tensors that overlap.
-    plain = {
-        name: one.detach().resolve_conj().resolve_neg().contiguous().clone()
-        for name, one in kept.items()
-    }
-    stamp = _digest(sidecar)
-    header = {"format": "pt", _STAMP: stamp}
-
-    def write_weights(place: Path) -> None:
-        safetensors.torch.save_file(plain, place, metadata=header)
-
-    def write_plan(place: Path) -> None:
-        place.write_text(text + "\n", encoding="utf-8")
-
-    # Where the process dies between the two names, the reader finds the plan by its label.
-    writes = [(path, write_weights), (plan_path(path), write_plan)]
-    labels = ["", _label(path, stamp)]
-    return write_all(writes, force=force, prove=prove, labels=labels)
-
-
-def _label(path: Path, stamp: str) -> str:
-    name = Path(os.path.realpath(path)).name
-    return hashlib.sha256(f"{name} {stamp}".encode()).hexdigest()[:16]
-
-
-def _read_safetensors(path: Path, beside: Path | None) -> Converted:
-    stamp = read_header(path).get(_STAMP, "")
-    waiting = temporary(Path(os.path.realpath(path)), _label(path, stamp))
-    if beside is None and waiting.is_file() and _sidecar_of(waiting, stamp) is not None:
-        beside = waiting
-    beside = beside or plan_path(path)
-    content = _sidecar_of(beside, stamp)
-    if content is None:
-        raise _wrong(
-            beside,
-            f"another plan than the one that {path.name} was written with",
-            "copy both files again, from one conversion; to change a plan, convert with --plan",
-        )
-    content["plan"] = json.dumps(content.get("plan"))
-    content["settings"] = json.dumps(content.get("settings"))
-    state = join_ties(read_safetensors(path), content["ties"], str(path))
-    return Converted(*_about(content, beside), state=state, skeleton=None)
-
-
-def _sidecar_of(beside: Path, stamp: str) -> dict[str, Any] | None:
-    """Return what stands beside weights, or None if it belongs to others."""
-    try:
-        content = json.loads(beside.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as problem:
-        raise _wrong(
-            beside, f"no plan that can be read: {problem}", "keep it beside the weights"
-        ) from None
-    if (
-        not isinstance(content, dict)
-        or not isinstance(content.get("ties"), dict)
-        or not all(isinstance(one, str) for one in content["ties"].values())
-    ):
-        raise _wrong(beside, "other contents than bp-convert writes", "convert the model again")
-    return content if _digest(content) == stamp else None
-
-
 def _about(content: dict[str, Any], path: Path) -> tuple[int, str, str, str | None]:
     number, plan, settings, arch = (content.get(key) for key in _KEYS[:4])
     if not isinstance(number, int) or not isinstance(plan, str) or not isinstance(settings, str):
-        raise _wrong(path, "other contents than bp-convert writes", "convert the model again")
+        raise wrong(path, "other contents than bp-convert writes", "convert the model again")
     if number > FORMAT:
-        raise _wrong(path, f"format {number}", "update bp-convert: a newer one wrote this file")
+        raise wrong(path, f"format {number}", "update bp-convert: a newer one wrote this file")
     if arch is not None and not isinstance(arch, str):
-        raise _wrong(path, f"an arch that is a {type(arch).__name__}", "convert the model again")
+        raise wrong(path, f"an arch that is a {type(arch).__name__}", "convert the model again")
     return number, plan, settings, arch
 
 
@@ -291,10 +230,6 @@ def _first_keys(path: Path) -> list[str]:
         return []
 
 
-def _digest(sidecar: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(sidecar, sort_keys=True).encode()).hexdigest()
-
-
 def _torch_writer(content: object) -> Write:
     def write(temporary: Path) -> None:
         with temporary.open("xb") as file:  # given a path, torch would write the path into the file
@@ -307,15 +242,11 @@ def _state_of(skeleton: nn.Module, path: Path) -> dict[str, object]:
     try:
         return whole_state(skeleton)
     except Exception as problem:
-        raise _wrong(
+        raise wrong(
             path,
             f"a {type(skeleton).__name__} that is incomplete: {type(problem).__name__}: {problem}",
             "convert the model again",
         ) from None
-
-
-def _tensors(state: dict[str, object]) -> dict[str, Tensor]:
-    return {name: one for name, one in state.items() if isinstance(one, Tensor)}
 
 
 def _plain(state: dict[str, object]) -> dict[str, object]:
@@ -325,13 +256,4 @@ def _plain(state: dict[str, object]) -> dict[str, object]:
 def _is_state(state: object) -> bool:
     return isinstance(state, dict) and all(
         isinstance(name, str) and is_plain(one) for name, one in state.items()
-    )
-
-
-def _wrong(path: Path, found: str, fix: str) -> CheckpointError:
-    return CheckpointError(
-        where=str(path),
-        found=found,
-        allowed="a model that bp-convert wrote: NAME.pt, or NAME.safetensors beside NAME.plan.json",
-        fix=fix,
     )

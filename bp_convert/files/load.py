@@ -12,11 +12,11 @@ from torch import nn
 from bp_convert.errors import CheckpointError
 from bp_convert.files.arch import ARCH_FORMS, arch_factory
 from bp_convert.files.converted import is_converted
-from bp_convert.files.inert import module_class
 from bp_convert.files.safe import read_safetensors
 from bp_convert.files.sniff import Kind, kind_of, refusal
 from bp_convert.files.state import find_states, fit_weights
 from bp_convert.files.unpickle import listed, load_admitted, load_inert
+from bp_convert.pickles.inert import module_class
 
 # Keys under which training scripts pickle a whole model.
 _MODEL_KEYS = ("model", "net", "network", "module", "ema")

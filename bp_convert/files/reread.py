@@ -12,11 +12,11 @@ from bp_convert.errors import VerificationError
 from bp_convert.files.atomic import Prove
 from bp_convert.files.bits import digests
 from bp_convert.files.converted import read_converted
-from bp_convert.files.meaning import meanings
 from bp_convert.files.sniff import Kind, kind_of
 from bp_convert.files.tensors import whole_state
 from bp_convert.files.unpickle import listed, load_written, names_in
 from bp_convert.files.writable import plain_name
+from bp_convert.pickles.meaning import meanings
 
 
 def read_back(model: nn.Module, path: Path, *, trust: Sequence[str] = ()) -> Prove:

@@ -17,11 +17,11 @@ from torch import _weights_only_unpickler as weights_only
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from bp_convert.errors import CheckpointError
-from bp_convert.files.admit import admit, is_weapon
-from bp_convert.files.code import MAIN, covers
-from bp_convert.files.inert import InertReach, inert_class, module_class
-from bp_convert.files.reach import Reach
 from bp_convert.files.sniff import Kind, refusal
+from bp_convert.pickles.admit import admit, is_weapon
+from bp_convert.pickles.code import MAIN, covers
+from bp_convert.pickles.inert import InertReach, inert_class, module_class
+from bp_convert.pickles.reach import Reach
 
 _SHOWN = 8  # names listed in a message
 _LOCK = threading.Lock()  # torch keeps the names it admits in one global list

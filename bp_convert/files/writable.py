@@ -17,11 +17,11 @@ from torch.jit import ScriptModule
 from torch.nn.parameter import is_lazy
 
 from bp_convert.errors import CheckpointError
-from bp_convert.files import forms
-from bp_convert.files.meaning import Unreadable, meanings
 from bp_convert.files.storable import check_plain, check_tensors
 from bp_convert.files.tensors import all_weights, whole_state
 from bp_convert.files.unpickle import listed, names_in_pickle, revive
+from bp_convert.pickles import forms
+from bp_convert.pickles.meaning import Unreadable, meanings
 
 _COMPILED = "_orig_mod."  # what torch.compile puts before names; files hold what was compiled
 ANOTHER_WAY = (

@@ -20,7 +20,7 @@ from torch import nn
 
 from bp_convert.errors import CheckpointError
 from bp_convert.files import arch_factory, load_model, needs_trust, read_converted, save_converted
-from bp_convert.files.admit import admit
+from bp_convert.pickles.admit import admit
 from tests.files.crafted import call, text, torch_file, whole
 
 ARCH = "torchvision:squeezenet1_1"
@@ -328,7 +328,7 @@ def test_trusting_a_script_does_not_let_the_file_call_its_functions(tmp_path: Pa
         "torchvision.io.video_reader.VideoReader",
         "torchvision.models...os.system",
         "torchvision.models/../../os.system",
-        "bp_convert.files.code.run_file",
+        "bp_convert.pickles.code.run_file",
         "bp_convert.layers.linear.BPLinear.from_dense",
         "bp_convert_evil.Net",
         "torchvision_evil.models.Net",

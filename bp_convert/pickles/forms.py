@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from bp_convert.files import rebuilt
+from bp_convert.pickles import rebuilt
 
 # Local functions that libraries hook modules by: transformers again on the first run that asks for
 # hidden states; torch only to read state dicts of its older weight_norm.

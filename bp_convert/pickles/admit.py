@@ -26,8 +26,8 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.jit import ScriptModule
 
-from bp_convert.files.code import covers, trusted_object
-from bp_convert.files.harmless import HARMLESS
+from bp_convert.pickles.code import covers, trusted_object
+from bp_convert.pickles.harmless import HARMLESS
 
 # Modules, and what lies below them, whose nn.Module classes are admitted.
 _HOMES = (

@@ -35,9 +35,9 @@ from torchvision.models.detection import _utils as detection
 from torchvision.models.optical_flow import raft
 from torchvision.ops import boxes
 
-from bp_convert.files import guard, rebuilt
-from bp_convert.files.reach import Reach, VariableFunctions
 from bp_convert.kron.conv_layout import Layout
+from bp_convert.pickles import guard, rebuilt
+from bp_convert.pickles.reach import Reach, VariableFunctions
 from bp_convert.values.factors import FactorSpec
 
 _BUILTINS = (
