@@ -186,14 +186,13 @@ def inspect(
 
         asked = settings_from(settings, _given(ctx))
         from bp_convert import pipeline
+        from bp_convert.cli.weights import opened_or_shown
 
         with progress_shown(quiet=quiet or json_only) as progress:
             if pipeline.is_converted(model):
                 result = pipeline.report_of(pipeline.plan_in(model), source="converted before")
             else:
-                loaded = pipeline.open_model(
-                    model, arch=arch, trust=trust or (), allow_missing=allow_missing
-                )
+                loaded = opened_or_shown(model, arch, trust, allow_missing, json_only=json_only)
                 made = pipeline.plan(loaded.model, asked, progress=progress)
                 result = pipeline.report_of(made, source=loaded.source)
                 result = result.model_copy(update={"notes": (*loaded.notes, *result.notes)})

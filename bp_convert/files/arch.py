@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,18 @@ def arch_factory(
         raise _bad(arch, "no known form", f"use one of these forms: {ARCH_FORMS}")
     factory = _user_factory(arch, target, name, trust, typed)
     return _maker(arch, lambda: factory(**options))
+
+
+def arch_of_folder(folder: Path) -> str | None:
+    """Return the architecture of a transformers folder, of the class that its weights are of."""
+    if not (folder / "config.json").is_file():
+        return None
+    try:
+        named = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
+    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
+        named = None
+    known = isinstance(named, str) and named.isidentifier()
+    return f"transformers:{folder.resolve()}" + (f"?class={named}" if known else "")
 
 
 def absolute(arch: str) -> str:
@@ -134,7 +147,8 @@ def _transformers(arch: str, folder: str, options: dict[str, Any]) -> Callable[[
         )
     wanted = str(options.pop("class", "AutoModel"))
     head: Any = getattr(transformers, wanted, None)
-    if not wanted.startswith("Auto") or not hasattr(head, "from_config"):
+    auto = wanted.startswith("Auto") and hasattr(head, "from_config")
+    if not auto and not _is_subclass(head, transformers.PreTrainedModel):
         near = [one for one in dir(transformers) if one.startswith("AutoModel")]
         raise _unknown(arch, wanted, near)
 
@@ -142,10 +156,16 @@ def _transformers(arch: str, folder: str, options: dict[str, Any]) -> Callable[[
         config = transformers.AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, **options
         )
-        model: nn.Module = head.from_config(config, trust_remote_code=False)
+        model: nn.Module = (
+            head.from_config(config, trust_remote_code=False) if auto else head(config)
+        )
         return model
 
     return make
+
+
+def _is_subclass(found: object, base: type) -> bool:
+    return isinstance(found, type) and issubclass(found, base)
 
 
 def _user_factory(arch: str, target: str, name: str, trust: Sequence[str], typed: bool) -> Factory:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from bp_convert.errors import CheckpointError
-from bp_convert.files.arch import ARCH_FORMS, arch_factory
+from bp_convert.files.arch import ARCH_FORMS, arch_factory, arch_of_folder
 from bp_convert.files.converted import is_converted
 from bp_convert.files.safe import read_safetensors
 from bp_convert.files.sniff import Kind, kind_of, refusal
@@ -21,6 +21,10 @@ from bp_convert.pickles.inert import module_class
 # Keys under which training scripts pickle a whole model.
 _MODEL_KEYS = ("model", "net", "network", "module", "ema")
 _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+class NeedsArchError(CheckpointError):
+    """A file that holds weights, and nothing that says of which model."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +63,11 @@ def load_model(
         CheckpointError: the file holds no model, needs ``arch`` or ``trust``, or does not fit.
     """
     path = Path(path)
-    if path.is_dir() and arch is not None and arch.startswith("transformers:"):
-        return _fit(
-            path, _folder_state(path), "the weights of a folder", arch, trust, allow_missing
-        )
+    if path.is_dir():
+        arch = arch or arch_of_folder(path)
+        if arch is not None:
+            state = _folder_state(path)
+            return _fit(path, state, "the weights of a folder", arch, trust, allow_missing)
     kind = kind_of(path)
     if kind is not Kind.LEGACY and is_converted(path):
         raise refusal(
@@ -81,6 +86,21 @@ def load_model(
         words = f"the weights of a pickled {name}" if name else ""
         return _fit(path, content, words, arch, trust, allow_missing)
     return _whole(path, load_admitted(path, kind, trust=trust))
+
+
+def weights_in(path: str | Path) -> dict[str, Tensor]:
+    """Return the weights in a file, whatever model they belong to; nothing in it runs.
+
+    Raises:
+        CheckpointError: the file holds no weights.
+    """
+    path = Path(path)
+    kind = kind_of(path)
+    content = read_safetensors(path) if kind is Kind.SAFETENSORS else load_inert(path, kind)
+    found = [state for _, state in find_states(content) if state]
+    if not found:
+        raise refusal(path, "no weights", "give a file that holds some")
+    return {name: one for name, one in found[0].items() if isinstance(one, Tensor)}
 
 
 def _whole(path: Path, content: object) -> Loaded:
@@ -131,12 +151,15 @@ def _not_a_model(path: Path, content: object) -> CheckpointError:
     return refusal(path, f"a {type(content).__name__}, not a model", "give a file with a model")
 
 
-def _needs_arch(path: Path, found: str) -> CheckpointError:
-    return CheckpointError(
+def _needs_arch(path: Path, found: str) -> NeedsArchError:
+    fix = f"say which model they belong to: --arch {ARCH_FORMS}"
+    if arch_of_folder(path.parent) is not None:
+        fix = f"give the folder {path.parent}, whose config.json says which model they belong to"
+    return NeedsArchError(
         where=str(path),
         found=found,
         allowed="a pickled model, or weights together with --arch",
-        fix=f"say which model they belong to: --arch {ARCH_FORMS}",
+        fix=fix,
     )
 
 

@@ -19,7 +19,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 from bp_convert.errors import CheckpointError
 from bp_convert.files.sniff import Kind, refusal
 from bp_convert.pickles.admit import admit, is_weapon
-from bp_convert.pickles.code import MAIN, covers
+from bp_convert.pickles.code import MAIN, covers, is_private
 from bp_convert.pickles.inert import InertReach, inert_class, module_class
 from bp_convert.pickles.reach import Reach
 
@@ -191,9 +191,11 @@ def _refused(path: Path, names: Sequence[str], whole: bool) -> CheckpointError:
         mine = next(name for name in names if name.startswith(f"{MAIN}."))
         weights = f"--arch FILE.py:{mine.rpartition('.')[2]} takes its weights only"
     never = [name for name in names if name.partition(".")[0] in sys.stdlib_module_names]
-    flags = " ".join(f"--trust {one}" for one in dict.fromkeys(map(_trustable, names)))
-    trusting = f"{flags} (their code runs; trust only what you would run yourself" + (
-        ", FILE.py being the script that defines it)" if "FILE.py" in flags else ")"
+    listing = [*dict.fromkeys(map(_trustable, names))]
+    flags = " ".join(f"--trust {one}" for one in listing)
+    trusting = (
+        f"{flags}, in Python trust={listing} (their code runs; trust only what you would run "
+        "yourself" + (", FILE.py being the script that defines it)" if "FILE.py" in flags else ")")
     )
     if never:  # the standard library cannot be trusted as a whole
         trusting = f"save the model again without what is {listed(never)} in it"
@@ -217,7 +219,7 @@ def _not_defined(path: Path, names: Sequence[str], trust: Sequence[str]) -> Chec
 def _trustable(name: str) -> str:
     """Return what to trust for a name to be admitted: as little of torch as will do."""
     top = name.partition(".")[0]
-    if top == MAIN:
+    if top == MAIN or is_private(top):
         return "FILE.py"
     return name.rpartition(".")[0] if top in {"torch", "torchvision", "bp_convert"} else top
 
