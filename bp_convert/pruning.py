@@ -108,8 +108,8 @@ def _plan(
         notes=(f"pruned: {100 * found.share:.1f} % of each free layer's outputs are kept",),
     )
     args, kwargs = make_inputs(model, specs, batch=1)
-    watched = {site.name: site.module for site in sites}
-    return with_counts(model, plan, observe(model, watched, args, kwargs).total_macs)
+    seen = observe(model, [site.name for site in sites], args, kwargs)
+    return with_counts(model, plan, seen)
 
 
 def _kept(sites: Sequence[Site], found: Narrow) -> dict[str, Tensor]:

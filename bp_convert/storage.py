@@ -13,6 +13,7 @@ from bp_convert.errors import CheckpointError, PlanError
 from bp_convert.files import arch_factory, fill, read_converted, save_converted, write_text
 from bp_convert.files import save_dense as _save_dense
 from bp_convert.graph.clone import clone
+from bp_convert.graph.running import evaluating
 from bp_convert.layers import TWINS
 from bp_convert.surgery import apply_plan
 from bp_convert.values.plan import Plan
@@ -72,7 +73,7 @@ def load(
     """
     read = read_converted(Path(path), trust=trust)
     if read.skeleton is not None and model is None:
-        return read.skeleton.eval()
+        return evaluating(read.skeleton)
     made = read_plan_text(read.plan_json, str(path))
     if isinstance(model, nn.Module):
         source = model
@@ -90,7 +91,7 @@ def load(
     ghost = apply_plan(source, _cold(made)).model
     fill(ghost, read.state)
     setattr(ghost, PLAN_ATTRIBUTE, read.plan_json)
-    return ghost.eval()
+    return evaluating(ghost)
 
 
 def to_dense(model: nn.Module) -> nn.Module:

@@ -24,6 +24,7 @@ from bp_convert.batch.train import finetune
 from bp_convert.evaluation import Scorer
 from bp_convert.files import write_text
 from bp_convert.files.atomic import write_all
+from bp_convert.graph.running import evaluating
 from bp_convert.render.documents import document
 from bp_convert.values.outcome import Outcome
 from bp_convert.values.recipe import Job
@@ -154,7 +155,7 @@ class _Run:
         if scorer is None:
             return None
         self.progress("scoring", 0, 1)
-        return scorer.score(model.eval())
+        return scorer.score(evaluating(model))
 
     def _train(
         self, made: Made, source: Source, fitted: tuple[int, ...]
@@ -174,7 +175,7 @@ class _Run:
             fitted=fitted,
             progress=self.progress,
         )
-        return model.eval(), trained
+        return evaluating(model), trained
 
     def _write(
         self,

@@ -74,6 +74,7 @@ class Moment:
         self.start = torch.zeros(columns)  # what rows are counted from
         self.other_start = torch.zeros(columns)
         self.full = columns <= WIDE and not lookup
+        self.parted = False  # the other model's rows are not of the same examples
         self.samples: list[tuple[Tensor, Tensor]] = []
         self.counts: Tensor | None = None  # (K,) how much each output counts, squared and summed
         self.cross = torch.zeros(columns, columns) if cross and self.full else None
@@ -112,7 +113,7 @@ class Moment:
             self.moments[1].addmm_(flat.t(), flat)
         else:
             self.moments[0].add_(near.square().sum(0, dtype=torch.float64))
-        if other is not None:
+        if other is not None and not self.parted:
             if sum(len(ours) for ours, _ in self.samples) < SAMPLE:
                 self.samples.append((rows[:EACH].clone(), other[:EACH].detach().cpu().float()))
             other = other.detach().to("cpu", torch.float32)
@@ -121,6 +122,11 @@ class Moment:
             self.other_total += other.sum(0, dtype=torch.float64)
             if self.cross is not None:
                 self.cross.addmm_((other - self.other_start).t(), near)
+
+    def part(self) -> None:
+        """Give up comparing with the other model: its rows are not of the same examples."""
+        self.parted, self.cross = True, None
+        self.samples.clear()
 
     def weigh(self, counts: Tensor) -> None:
         """Add how much each output (K) counts in a batch, as a mean square."""
@@ -142,7 +148,9 @@ class Moment:
 
     @property
     def other_mean(self) -> Tensor:
-        """Mean row of the other model (D), float64."""
+        """Mean row of the other model (D), float64; this model's where they cannot be compared."""
+        if self.parted:
+            return self.mean
         return self.other_total / max(1, self.count)
 
     def metric(self) -> Metric:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from bp_convert.data.examples import Batch, Examples, digest_of, rows_in
-from bp_convert.data.fit import fit_batch
+from bp_convert.data.examples import Batch, Examples, digest_of
+from bp_convert.data.fit import Accepts, fit_batch
 from bp_convert.data.loader import stream
 from bp_convert.data.rows import Part, Rows, empty, pick, used_up
 from bp_convert.errors import DataError
+from bp_convert.graph.tree import rows_in
 from bp_convert.values.tensors import TensorSpec
 
 
@@ -26,6 +27,7 @@ class Request:
     part: Part
     held_out: int
     spare: float | None = None
+    accepts: Accepts | None = None
 
     def of_rows(self, rows: Rows, where: str, text: str, *, in_order: bool = False) -> Examples:
         """Pick rows and read them."""
@@ -66,8 +68,10 @@ class Request:
         rows: tuple[int, ...] | None = None,
     ) -> Examples:
         """Check the batches against the model and describe them."""
-        fitted = tuple(fit_batch(args, kwargs, self.specs, where) for args, kwargs in batches)
-        count = sum(rows_in(*one) for one in fitted)
+        fitted = tuple(
+            fit_batch(args, kwargs, self.specs, where, self.accepts) for args, kwargs in batches
+        )
+        count = sum(rows_in(one) for one in fitted)
         words = f"{count:,} examples" if total is None else f"{count:,} of {total:,} examples"
         fewer = f" ({self.count:,} asked for)" if count < self.count else ""
         return Examples(

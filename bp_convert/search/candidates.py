@@ -11,7 +11,7 @@ from bp_convert.calibration.gather import Moments, gather, order_of
 from bp_convert.calibration.moments import Moment
 from bp_convert.calibration.tap import Batches
 from bp_convert.errors import PlanError
-from bp_convert.graph.clone import clone, shadow
+from bp_convert.graph.clone import clone
 from bp_convert.graph.walk import Site
 from bp_convert.kinds import Spread
 from bp_convert.kron.fit import low_rank
@@ -155,7 +155,7 @@ class Candidates:
         if not self.by_data:
             return None
         if self._gathered is None:
-            copy = shadow(self.model)
+            copy = clone(self.model, apart=True)
             sites = [one.site for one in self.wanted]
             order = order_of(copy, sites, self.batches)
             self._gathered = gather(copy, sites, self.batches, order, self.progress)
@@ -166,5 +166,5 @@ class Candidates:
 
     def _trials(self) -> Trials:
         if self._tried is None:
-            self._tried = Trials(clone(self.model), self.batches)
+            self._tried = Trials(clone(self.model, apart=True), self.batches)
         return self._tried

@@ -9,8 +9,8 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
-from bp_convert.calibration.tap import Batches, run_quietly
-from bp_convert.graph.observe import tensors_in
+from bp_convert.calibration.tap import Batch, Batches, run_quietly
+from bp_convert.graph.tree import tensors_in
 from bp_convert.graph.walk import Site
 from bp_convert.kinds import Spread
 from bp_convert.kron.metric import Metric
@@ -33,9 +33,10 @@ class Trials:
     """
 
     def __init__(self, model: nn.Module, batches: Batches) -> None:
-        self.model = model.eval()
+        self.model = model
+        model.eval()
         self.batches = batches[:BATCHES]
-        self.wanted = [self._outputs(batch) for batch in self.batches]
+        self.wanted = [self._outputs(*one) for one in enumerate(self.batches)]
 
     def of(
         self,
@@ -68,20 +69,26 @@ class Trials:
         shifts = [-(change @ mean.to(change)) for change, mean in zip(changes, means, strict=True)]
         with _changed(site, module, role, changes, shifts):
             grown = self._error()
+        if grown is None:
+            return 1.0
         return damped(grown / (lost / total))
 
-    def _outputs(self, batch: tuple[object, object]) -> list[Tensor]:
-        output = run_quietly(self.model, batch)  # type: ignore[arg-type]
+    def _outputs(self, number: int, batch: Batch) -> list[Tensor]:
+        output = run_quietly(self.model, batch, number)
         return [t.float() for t in tensors_in(output) if t.is_floating_point()]
 
-    def _error(self) -> float:
+    def _error(self) -> float | None:
+        """Return the squared relative error of the outputs; None where none can be compared,
+        since their lengths hang on their values."""
         gap = size = 0.0
-        for batch, wanted in zip(self.batches, self.wanted, strict=True):
-            for now, then in zip(self._outputs(batch), wanted, strict=True):
+        for number, batch in enumerate(self.batches):
+            for now, then in zip(self._outputs(number, batch), self.wanted[number], strict=False):
+                if now.shape != then.shape:
+                    continue
                 gap += float((now - then).square().sum(dtype=torch.float64))
                 centre = then.mean(0) if len(then) > 1 else 0.0
                 size += float((then - centre).square().sum(dtype=torch.float64))
-        return gap / size if size else 0.0
+        return gap / size if size else None
 
 
 def damped(growth: float) -> float:

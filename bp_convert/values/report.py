@@ -58,10 +58,15 @@ class Verification(Value):
     Attributes:
         ran_eval: forward ran in eval mode, with the source's output structure and shapes.
         ran_train: forward and backward ran in train mode.
-        gradients: every new parameter received a gradient.
+        gradients: new parameters received a gradient wherever the plain layers' do.
         source_untouched: the source model is bit-identical.
-        output_error: relative difference of the outputs.
+        output_error: relative error of the floating-point output that changed most, about its
+            mean over the examples; None where none could be compared.
+        output: that output.
+        flips: share of integer outputs that changed; None where there are none.
+        examples: real ones that the outputs were compared on; 0 for drawn numbers.
         on: what the outputs were compared on.
+        ways: in which the conversion was compared with the same weights in plain layers.
         notes: what could not be checked, and why.
     """
 
@@ -70,6 +75,10 @@ class Verification(Value):
     gradients: bool
     source_untouched: bool
     output_error: float | None
+    output: str = ""
+    flips: float | None = None
+    examples: int = 0
+    ways: tuple[str, ...] = ()
     on: str = "random input"
     notes: tuple[str, ...] = ()
 
