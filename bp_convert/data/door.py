@@ -81,10 +81,15 @@ def examples_for(
     if isinstance(data, Mapping) and len(data) == len(specs) == 1 and specs[0].name is None:
         data = next(iter(data.values()))  # the only input, whatever forward calls it
     if not settings.inputs and not isinstance(data, Iterator):
-        # What the data looks like says more than a guess.
-        with suppress(DataError):
+        try:
             return _of_values(data, specs, asked)
-        specs = ()
+        except DataError:
+            # What the data looks like says more than a guess, where the model runs on it.
+            with suppress(DataError):
+                found = _of_values(data, (), asked)
+                if runs(model, SampleInputs(given=found.batches[0])):
+                    return found
+            raise
     return _of_values(data, specs, asked)
 
 

@@ -65,7 +65,7 @@ def split_item(item: object, specs: Sequence[TensorSpec], where: str) -> Item:
         DataError: another type, or another number of inputs.
     """
     item = _tensor(item)
-    if isinstance(item, Tensor) or is_structure(item) or _is_pictures(item):
+    if isinstance(item, Tensor) or is_structure(item) or _is_pictures(item, specs):
         return name_inputs((item,), specs, None)
     if isinstance(item, Mapping):
         values = {str(key): _tensor(value) for key, value in item.items()}
@@ -111,13 +111,16 @@ def is_structure(value: object) -> bool:
     return not hasattr(value, "__iter__") and bool(tensors_in(value, objects=True))
 
 
-def _is_pictures(value: object) -> bool:
-    """Tell whether a value is a list of pictures, as detectors take them."""
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(v, Tensor) and v.is_floating_point() and v.dim() > 1 for v in value)
-    )
+def _is_pictures(value: object, specs: Sequence[TensorSpec]) -> bool:
+    """Tell whether a value is a list of pictures (C, H, W), as detectors take them, and not a
+    loader's list of inputs and labels."""
+    if not isinstance(value, list) or not value:
+        return False
+    if not all(isinstance(v, Tensor) and v.is_floating_point() and v.dim() == 3 for v in value):
+        return False
+    if specs:
+        return len(specs) == 1 and len(specs[0].shape) == 3
+    return len({one.shape for one in value}) > 1
 
 
 def name_inputs(values: Args, specs: Sequence[TensorSpec], label: Tensor | None) -> Item:
@@ -240,7 +243,7 @@ def batched(
 def _plain(batch: Batch) -> bool:
     """Tell whether a batch holds nothing but tensors, which can be cut and stacked."""
     args, kwargs = batch
-    return not any(is_structure(v) or _is_pictures(v) for v in (*args, *kwargs.values()))
+    return not any(is_structure(v) or isinstance(v, list) for v in (*args, *kwargs.values()))
 
 
 def _cut(value: Any, start: int, stop: int) -> Any:

@@ -102,7 +102,7 @@ class _Verifying:
     sample: SampleInputs
     new: Sequence[str]
     notes: list[str] = field(default_factory=list)
-    ways: list[str] = field(default_factory=list)
+    past: list[Way] = field(default_factory=list)
 
     def run(self) -> Verification:
         dtype, plain, was = self._original()
@@ -160,10 +160,10 @@ class _Verifying:
         return got
 
     def _judge(self, pair: _Pair, way: Way, found: Difference) -> None:
-        self.ways.append(way.words)
+        self.past.append(way)
         if not found.form and found.size <= pair.tolerance:
             return
-        exact = _recheck(self, way, changed=way.changed)
+        exact = self._exact()
         if exact is None:
             if not found.form and pair.is_sensitive(way, found.size):
                 self.notes.append(
@@ -179,13 +179,27 @@ class _Verifying:
             return
         raise _differs(pair, way, exact if exact is not None and exact.form else found)
 
+    def _exact(self) -> Difference | None:
+        """Repeat everything on fresh copies in float64, and compare what was compared last; None
+        where the model does not run in it."""
+        pair = _Pair(self.source, self.converted, self.plan, torch.float64)
+        found = None
+        for way in self.past:
+            wide = map_tensors(lambda t: t.double() if t.dtype == torch.float32 else t, way.batch)
+            way = replace(way, batch=wide)
+            if way.changed:
+                pair.change()
+            try:
+                found = difference(way.call(pair.plain), way.call(pair.twin))
+            except TraceError:
+                return None
+        return found
+
     def _changed(self, pair: _Pair) -> None:
         """Run once more with other weights and another input: nothing stale may be used."""
-        names = [layer.name for layer in self.plan.converted]
-        if not names:
+        if not pair.names:
             return
-        change_weights(pair.twin, names, SCALED)
-        pair.reference.update()
+        pair.change()
         batch = self.sample.batch(pair.plain, BATCH, seed=1)
         way = Way("eval mode on another input, after a change of its weights", batch, changed=True)
         if pair.runs(way):
@@ -250,7 +264,7 @@ class _Verifying:
             output_error=found.error,
             output=found.where,
             flips=found.flips,
-            ways=tuple(dict.fromkeys(self.ways)),
+            ways=tuple(dict.fromkeys(way.words for way in self.past)),
             examples=min(self.sample.count, MANY),
             on="calibration data" if self.sample.real else "random input",
             notes=tuple(dict.fromkeys(self.notes)),
@@ -275,6 +289,11 @@ class _Pair:
     def plain(self) -> nn.Module:
         return self.reference.model
 
+    def change(self) -> None:
+        """Scale the weights of both alike."""
+        change_weights(self.twin, self.names, SCALED)
+        self.reference.update()
+
     def runs(self, way: Way) -> bool:
         """Return whether the plain layers run in this way."""
         try:
@@ -298,20 +317,6 @@ class _Pair:
         except TraceError:
             return False
         return bool(found.form) or 10 * found.size >= size
-
-
-def _recheck(one: _Verifying, way: Way, *, changed: bool) -> Difference | None:
-    """Compare once more in float64, on fresh copies; None where the model does not run in it."""
-    pair = _Pair(one.source, one.converted, one.plan, torch.float64)
-    if changed:
-        change_weights(pair.twin, pair.names, SCALED)
-        pair.reference.update()
-    wide = map_tensors(lambda t: t.double() if t.dtype == torch.float32 else t, way.batch)
-    way = replace(way, batch=wide)
-    try:
-        return difference(way.call(pair.plain), way.call(pair.twin))
-    except TraceError:
-        return None
 
 
 def _grads(model: nn.Module, output: Any) -> set[str] | None:
