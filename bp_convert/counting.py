@@ -15,10 +15,8 @@ from bp_convert.kinds import kind_of
 from bp_convert.surgery import apply_plan, check
 from bp_convert.values.plan import LayerPlan, Plan, Totals
 
-ESTIMATED = (
-    "the model looks at its data: multiply-adds are those of one example, and of the converted "
-    "model an estimate"
-)
+ON_DATA = "the model looks at its data: multiply-adds are those of the path that one example takes"
+ESTIMATED = "the widened model does not run without data: its multiply-adds are an estimate"
 
 
 def with_counts(
@@ -31,9 +29,9 @@ def with_counts(
 ) -> Plan:
     """Return ``plan`` with totals counted on the converted model, made without any data.
 
-    Multiply-adds are counted by running it on shapes alone. Of a model that looks at its data,
-    they are what the source took on the example, less what its layers took, plus what the kinds
-    predict of their twins on the same calls.
+    Where no width changes, multiply-adds are those of the source's run, less what its layers took,
+    plus what the kinds predict of their twins on the same calls. A widened model is run on shapes
+    alone and counted; where it looks at its data, the same sum is an estimate.
 
     Args:
         seen: the source's run; None where it was not run.
@@ -45,8 +43,10 @@ def with_counts(
         None if seen is None else _counted(ghost, plan, seen, sample or SampleInputs(plan.inputs))
     )
     notes = plan.notes
-    if seen is not None and counted is None:
-        notes = (*notes, ESTIMATED if ESTIMATED not in notes else "")
+    if seen is not None and seen.on_data:
+        notes = (*notes, *([] if ON_DATA in notes else [ON_DATA]))
+    elif seen is not None and counted is None and plan.resizes:
+        notes = (*notes, *([] if ESTIMATED in notes else [ESTIMATED]))
     layers = []
     for layer in plan.layers:
         module = ghost.get_submodule(layer.name)
@@ -71,7 +71,7 @@ def with_counts(
             "params": Totals(before=plan.params.before, after=count_params(ghost).after),
             "bytes": Totals(before=plan.bytes.before, after=count_bytes(ghost).after),
             "macs": total,
-            "notes": tuple(filter(None, notes)),
+            "notes": notes,
         }
     )
 
@@ -96,8 +96,8 @@ def recount(model: nn.Module, plan: Plan, sample: SampleInputs | None = None) ->
 def _counted(
     ghost: nn.Module, plan: Plan, seen: Observation, sample: SampleInputs
 ) -> Observation | None:
-    """Run the converted model on shapes alone; None where it looks at its data."""
-    if seen.on_data or not sample:
+    """Run a widened model on shapes alone; None where it looks at its data, or is not widened."""
+    if seen.on_data or not sample or not plan.resizes:
         return None
     args, kwargs = sample.cpu(ghost, 1)
     names = [layer.name for layer in plan.layers]

@@ -195,7 +195,7 @@ def test_widening_without_an_input_says_what_to_give() -> None:
 
 
 def test_an_input_that_the_model_refuses_is_quoted() -> None:
-    with pytest.raises(TraceError, match=r"float32:2x9(.|\n)*--input"):
+    with pytest.raises(TraceError, match=r"float32:1x9(.|\n)*--input"):
         _plan(_mlp(8, 8, 2), inputs=(TensorSpec(shape=(9,)),))
 
 

@@ -95,7 +95,7 @@ def try_on(model: nn.Module, sample: SampleInputs) -> Any:
     """
     copy = clone(model, apart=True)
     with same_draws(0, copy), quiet_forward(), in_mode(copy, training=False), torch.no_grad():
-        return run(copy, *sample.batch(copy, 2))
+        return run(copy, *sample.batch(copy, 1))
 
 
 def _readings(specs: tuple[TensorSpec, ...]) -> Iterator[Guess]:

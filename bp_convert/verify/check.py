@@ -24,7 +24,7 @@ from bp_convert.verify.reference import Reference, cast, change_weights
 from bp_convert.verify.trace import last_called, parting
 
 BATCH = 2  # batch norm in train mode needs more than one
-MANY = 32  # of the user's own examples, on which the error is measured
+MANY = 32  # of the user's own examples, on which the error is measured; one that is drawn
 ROUNDING = 1e-4  # relative difference of outputs up to which float32 explains it
 EXACT = 1e-8  # the same in float64
 COARSE = 5e-2  # and in half precision, where a model computes in nothing else
@@ -106,23 +106,14 @@ class _Verifying:
 
     def run(self) -> Verification:
         dtype, plain, was = self._original()
-        args, kwargs = plain.batch
-        more = tuple(masked(self.source, args, kwargs))
         pair = _Pair(self.source, self.converted, self.plan, dtype)
         now = self._same(pair, plain)
         found = change(was, now)
         self.notes += found.notes
         if pair.has_attention:
             self._same(pair, replace(plain, fast=False, words="eval mode, fused path off"))
-        for way in more:
-            masked_way = Way("eval mode with a padding mask", way)
-            if pair.runs(masked_way):
-                self._same(pair, masked_way)
-                if pair.has_attention:
-                    words = f"{masked_way.words}, fused path off"
-                    self._same(pair, replace(masked_way, fast=False, words=words))
-                break
-        trained, gradients = self._train(pair, Way("train mode", self._small(args, kwargs, pair)))
+        self._masked(pair)
+        trained, gradients = self._train(pair, Way("train mode", self._batch(pair, BATCH)))
         self._changed(pair)
         return self._result(found, trained, gradients)
 
@@ -131,7 +122,7 @@ class _Verifying:
         problem: TraceError | None = None
         for dtype in dict.fromkeys((_wide(self.converted), None)):
             original = cast(clone(self.source, apart=True), dtype)
-            way = Way("eval mode", self.sample.batch(original, MANY if self.sample.real else BATCH))
+            way = Way("eval mode", self.sample.batch(original, MANY if self.sample.real else 1))
             try:
                 return dtype, way, way.call(original)
             except TraceError as stopped:  # some compute in half precision only
@@ -139,11 +130,23 @@ class _Verifying:
         assert problem is not None
         raise _not_run(problem) from problem
 
-    def _small(self, args: Args, kwargs: Kwargs, pair: _Pair) -> tuple[Args, Kwargs]:
-        return (args, kwargs) if not self.sample.real else self.sample.batch(pair.plain, BATCH)
+    def _batch(self, pair: _Pair, rows: int, seed: int = 0) -> tuple[Args, Kwargs]:
+        return self.sample.batch(pair.plain, rows, seed)
 
-    def _same(self, pair: _Pair, way: Way) -> Any:
+    def _masked(self, pair: _Pair) -> None:
+        """Run with the end of a sequence masked, where the model takes a mask and runs with it."""
+        for batch in masked(self.source, *self._batch(pair, 1)):
+            way = Way("eval mode with a padding mask", batch)
+            if self._same(pair, way, optional=True) is not None:
+                if pair.has_attention:
+                    self._same(pair, replace(way, fast=False, words=f"{way.words}, fused path off"))
+                return
+
+    def _same(self, pair: _Pair, way: Way, *, optional: bool = False) -> Any:
         """Compare conversion and plain layers in one way; return the conversion's output.
+
+        Args:
+            optional: return None where the plain layers do not run in this way.
 
         Raises:
             VerificationError: they differ.
@@ -151,6 +154,8 @@ class _Verifying:
         try:
             expected = way.call(pair.plain)
         except TraceError as problem:
+            if optional:
+                return None
             raise _not_run(problem) from problem
         try:
             got = way.call(pair.twin)
@@ -200,10 +205,9 @@ class _Verifying:
         if not pair.names:
             return
         pair.change()
-        batch = self.sample.batch(pair.plain, BATCH, seed=1)
-        way = Way("eval mode on another input, after a change of its weights", batch, changed=True)
-        if pair.runs(way):
-            self._same(pair, way)
+        words = "eval mode on another input, after a change of its weights"
+        batch = self.sample.drawn.batch(pair.plain, 1, seed=1)
+        self._same(pair, Way(words, batch, changed=True), optional=True)
 
     def _train(self, pair: _Pair, way: Way) -> tuple[bool, bool]:
         """Run forward and backward in train mode; return whether each could be checked."""
@@ -231,12 +235,17 @@ class _Verifying:
         except TraceError as problem:
             raise _failed(pair, way, problem) from problem
         self._judge(pair, way, difference(expected, got))
-        old, new = _grads(pair.plain, expected), _grads(pair.twin, got)
-        if old is None:
+        old = _reached(pair.plain, expected)
+        if not old:
             self.notes.append("gradients not checked: the source's outputs give none")
             return True, False
-        if new is None:
-            raise _no_gradient(list(self.new), list(self.new)[:1] or [""])
+        try:
+            new = _grads(pair.twin, got)
+        except RuntimeError as problem:
+            if _backward_fails(pair.plain, expected):
+                self.notes.append(f"gradients not checked: the source gives none ({problem})")
+                return True, False
+            raise _failed(pair, way, problem) from problem
         named = dict(pair.twin.named_parameters())
         frozen = [name for name in self.new if not named[name].requires_grad]
         if frozen:
@@ -294,14 +303,6 @@ class _Pair:
         change_weights(self.twin, self.names, SCALED)
         self.reference.update()
 
-    def runs(self, way: Way) -> bool:
-        """Return whether the plain layers run in this way."""
-        try:
-            way.call(self.plain)
-        except TraceError:
-            return False
-        return True
-
     def is_sensitive(self, way: Way, size: float) -> bool:
         """Return whether weights that differ by rounding change the outputs about as much."""
         try:
@@ -319,24 +320,47 @@ class _Pair:
         return bool(found.form) or 10 * found.size >= size
 
 
-def _grads(model: nn.Module, output: Any) -> set[str] | None:
-    """Return the parameters that receive a gradient from the output; None where it gives none."""
-    leaves = [one for one in tensors_in(output) if one.requires_grad]
-    if not leaves:
-        return None
+def _reached(model: nn.Module, output: Any) -> set[str]:
+    """Return the parameters to which the graph of an output leads."""
+    names = {id(one): name for name, one in model.named_parameters()}
+    todo = [one.grad_fn for one in tensors_in(output) if one.grad_fn is not None]
+    known, found = set(todo), set()
+    while todo:
+        node: Any = todo.pop()
+        found.add(names.get(id(getattr(node, "variable", None)), ""))
+        parents = {parent for parent, _ in node.next_functions if parent is not None} - known
+        known |= parents
+        todo.extend(parents)
+    return found - {""}
+
+
+def _grads(model: nn.Module, output: Any) -> set[str]:
+    """Return the parameters that receive a gradient from an output.
+
+    Raises:
+        RuntimeError: the backward pass fails.
+    """
     draws = torch.Generator().manual_seed(0)
     parts = []
-    for leaf in leaves:
-        weights = torch.rand(leaf.shape, generator=draws).to(leaf.device)
-        real = torch.view_as_real(leaf).sum(-1) if leaf.is_complex() else leaf
-        parts.append((real.float() * weights).sum())
+    for leaf in tensors_in(output):
+        if leaf.requires_grad:
+            weights = torch.rand(leaf.shape, generator=draws).to(leaf.device)
+            real = torch.view_as_real(leaf).sum(-1) if leaf.is_complex() else leaf
+            parts.append((real.float() * weights).sum())
     try:
-        torch.autograd.backward(torch.stack(parts).sum())
+        if parts:
+            torch.autograd.backward(torch.stack(parts).sum())
         return {name for name, one in model.named_parameters() if one.grad is not None}
-    except RuntimeError:
-        return None
     finally:
         model.zero_grad(set_to_none=True)
+
+
+def _backward_fails(model: nn.Module, output: Any) -> bool:
+    try:
+        _grads(model, output)
+    except RuntimeError:
+        return True
+    return False
 
 
 def _has_gradient(name: str, twins: set[str], old: set[str]) -> bool:
@@ -371,12 +395,13 @@ def _not_run(problem: TraceError) -> VerificationError:
     )
 
 
-def _failed(pair: _Pair, way: Way, problem: TraceError) -> VerificationError:
+def _failed(pair: _Pair, way: Way, problem: Exception) -> VerificationError:
     where = last_called(pair.twin, way.call)
+    found = problem.found if isinstance(problem, TraceError) else f"backward fails: {problem}"
     module = pair.twin.get_submodule(where)
     return VerificationError(
         where=f"{where or 'the model'} ({type(module).__name__}) in {way.words}",
-        found=f"{problem.found}, where the same weights in plain layers run",
+        found=f"{found}, where the same weights in plain layers run",
         allowed="a forward that runs as the source's does",
         fix=_advice(where, module),
     )
