@@ -40,6 +40,7 @@ def report_of(
     report = Report(
         totals=ReportTotals(params=plan.params, macs=plan.macs, bytes=plan.bytes),
         layers=layers,
+        others=plan.others,
         verdict="",
         model=plan.model,
         source=source,

@@ -13,6 +13,7 @@ from bp_convert.errors import PlanError, TraceError
 from bp_convert.graph.example import make_inputs
 from bp_convert.graph.inputs import infer_input
 from bp_convert.graph.observe import Observation, observe
+from bp_convert.graph.others import others_of, shared_by
 from bp_convert.graph.walk import Site, walk
 from bp_convert.graph.widths import WidthPlan, widen
 from bp_convert.kinds import Factors, Widths, prime_reason
@@ -226,7 +227,7 @@ class _Planning:
             factors=factors if replaced else {},
             init=wish.init,
             params=(
-                kind.params(module, before),
+                sum(p.numel() for p in module.parameters()),
                 kind.params(module, after, factors if replaced else None),
             ),
             macs=(
@@ -254,17 +255,20 @@ class _Planning:
         widths: WidthPlan | None,
         seen: Observation | None,
     ) -> Plan:
+        resizes = tuple(
+            Resize(name=one.name, before=one.before, after=one.after)
+            for one in (widths.resizes if widths else ())
+        )
+        shared = shared_by(self.model, self.sites, resizes)
         plan = Plan(
             model=f"{type(self.model).__module__}.{type(self.model).__qualname__}",
             fingerprint=fingerprint(self.model),
             settings=self.settings,
             inputs=specs,
             assumed=assumed,
-            layers=layers,
-            resizes=tuple(
-                Resize(name=one.name, before=one.before, after=one.after)
-                for one in (widths.resizes if widths else ())
-            ),
+            layers=tuple(one.model_copy(update={"shared": shared[one.name]}) for one in layers),
+            others=others_of(self.model, self.sites, resizes),
+            resizes=resizes,
             attrs=tuple(
                 AttrChange(module=one.module, attr=one.attr, before=one.before, after=one.after)
                 for one in (widths.attrs if widths else ())

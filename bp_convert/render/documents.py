@@ -101,14 +101,24 @@ def html(report: Report) -> str:
         f"<h2>Parameters by layer</h2>{_bars(fold(report.layers))}"
         f'<h2>Layers</h2><div class="wide"><table class="layers"><thead>'
         f"{table_row(_HEADS, 'th', set(range(4, 10)))}</thead>"
-        f"<tbody>{body}</tbody></table></div>{sections}<footer>{escape(versions)}</footer></body></html>\n"
+        f"<tbody>{body}</tbody></table></div>{sections}{_others(report)}<footer>{escape(versions)}</footer></body></html>\n"
     )
+
+
+def _others(report: Report) -> str:
+    """List every module without a kind, folded until somebody asks."""
+    lines = words.others(report, every=True)
+    if not lines:
+        return ""
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f"<details><summary>each of those without a kind</summary><ul>{items}</ul></details>"
 
 
 def _sections(report: Report) -> list[tuple[str, list[str]]]:
     kept = [f"{count} x {reason} (such as {name})" for count, reason, name in words.kept(report)]
     found = [
         ("Left dense", kept),
+        ("Without a kind, left as they are", words.others(report)),
         ("Fit", words.fitting(report)),
         ("Quality", [words.score(one) for one in report.scores]),
         ("Training", words.training(report)),

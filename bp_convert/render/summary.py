@@ -6,6 +6,7 @@ from collections import Counter
 
 from bp_convert.render import training, words
 from bp_convert.render.numbers import change, layers, percent, short
+from bp_convert.values.plan import largest
 from bp_convert.values.report import LayerReport, Report
 from bp_convert.values.score import Score
 
@@ -36,13 +37,17 @@ def energy_kept(layers: list[LayerReport]) -> float | None:
 
 def _nothing(report: Report) -> str:
     reasons = Counter(layer.reason for layer in report.layers if layer.reason)
+    held = largest(report.others, report.totals.params.before)
+    without = f" For want of a kind these stay as they are: {held}." if held else ""
     if not reasons:
-        return "Nothing was converted: the model holds no layer of a known kind."
+        return f"Nothing was converted: the model holds no layer of a known kind.{without}"
     reason, count = reasons.most_common(1)[0]
     hint = ""
     if "dense layer" in reason:
         hint = " --convert-anyway trades that speed for size."
-    return f"Nothing was converted; {count} of {len(report.layers)} layers: {reason}.{hint}"
+    return (
+        f"Nothing was converted; {count} of {len(report.layers)} layers: {reason}.{hint}{without}"
+    )
 
 
 def _saved(report: Report) -> str:

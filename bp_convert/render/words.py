@@ -7,9 +7,11 @@ from collections import Counter
 from bp_convert.render.numbers import change, layers, percent, short, size
 from bp_convert.render.training import lines as trained_lines
 from bp_convert.values.factors import FactorSpec
-from bp_convert.values.plan import Totals
+from bp_convert.values.plan import Totals, grouped
 from bp_convert.values.report import Latency, LayerReport, Report
 from bp_convert.values.score import Score
+
+CLASSES = 12  # of modules without a kind that are named where not all are asked for
 
 
 def pairs_of(layer: LayerReport) -> str:
@@ -54,6 +56,35 @@ def kept(report: Report) -> list[tuple[int, str, str]]:
         )
         for reason, count in counts.most_common()
     ]
+
+
+def others(report: Report, *, every: bool = False) -> list[str]:
+    """Return a line for each class of modules that hold weights and have no kind, largest first.
+
+    Args:
+        every: one line a module.
+    """
+    total = report.totals.params.before
+    if every:
+        return [
+            f"{one.name or 'the model itself'}: {one.kind}: "
+            f"{_count(one.params[0], one.params[0] / total if total else 0)}: {one.reason}"
+            for one in report.others
+        ]
+    groups = grouped(report.others, total)
+    lines = [
+        f"{len(one.names)} {one.kind}: {_count(one.params, one.share)}: {one.reason}"
+        for one in groups[:CLASSES]
+    ]
+    if rest := groups[CLASSES:]:
+        count = _count(sum(one.params for one in rest), sum(one.share for one in rest))
+        lines.append(f"{len(rest)} further classes: {count}")
+    return lines
+
+
+def _count(params: int, share: float) -> str:
+    plural = "" if params == 1 else "s"
+    return f"{params:,} parameter{plural}, {percent(share)}"
 
 
 def _plain(reason: str) -> str:

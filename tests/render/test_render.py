@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import io
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from bp_convert.render.documents import html, markdown
+from bp_convert.render import words
+from bp_convert.render.documents import document, html, markdown
 from bp_convert.render.fold import common, fold, middle
 from bp_convert.render.numbers import change, percent, short, size
 from bp_convert.render.summary import verdict
 from bp_convert.render.terminal import show
 from bp_convert.render.words import kept, notes
 from bp_convert.values.factors import FactorSpec
-from bp_convert.values.plan import Totals
+from bp_convert.values.plan import OtherWeights, Totals
 from bp_convert.values.report import Latency, LayerReport, Report, ReportTotals, Verification
 
 SPEC = FactorSpec(out=(16, 32), inp=(16, 32), rank=2)
@@ -162,6 +165,49 @@ def test_reasons_and_notes_are_counted() -> None:
     )
     assert kept(report) == [(2, "would be slower than the dense layer", "a")]
     assert notes(report) == ["1 layer from noise, as asked"]
+
+
+def _norms(count: int) -> tuple[OtherWeights, ...]:
+    norm = {"kind": "LayerNorm", "reason": "no kind", "params": (1536, 1536)}
+    return (
+        *(OtherWeights(name=f"blocks.{i}.norm", **norm) for i in range(count)),
+        OtherWeights(name="", kind="<Net>", reason="bare parameter", params=(1, 1)),
+    )
+
+
+def test_weights_without_a_kind_stand_in_every_report() -> None:
+    report = _report(_layer("a"), others=_norms(50))
+    line = "50 LayerNorm: 76,800 parameters, 29 %: no kind"
+    assert line in _text(report)
+    assert line in markdown(report)
+    assert line in html(report)
+    assert "1 <Net>: 1 parameter, less than 0.1 %: bare parameter" in _text(report)
+    assert "blocks.17.norm" not in _text(report)
+    one = "blocks.17.norm: LayerNorm: 1,536 parameters, 0.6 %: no kind"
+    assert one in _text(report, every=True)
+    assert one in html(report)
+    assert "the model itself: &lt;Net&gt;: 1 parameter" in html(report)
+    made = json.loads(document(report, Path("r.json")))
+    assert len(made["others"]) == 51
+    assert made["others"][0]["name"] == "blocks.0.norm"
+    assert "without a kind" not in _text(_report(_layer("a"))).lower()
+
+
+def test_many_classes_without_a_kind_are_summed_up() -> None:
+    others = tuple(
+        OtherWeights(name=f"m{i}", kind=f"Class{i}", reason="no kind", params=(100 - i, 100 - i))
+        for i in range(15)
+    )
+    lines = words.others(_report(_layer("a"), others=others))
+    assert len(lines) == 13
+    assert lines[0].startswith("1 Class0: 100 parameters")
+    assert lines[-1] == "3 further classes: 261 parameters, less than 0.1 %"
+
+
+def test_nothing_converted_says_what_holds_the_weights() -> None:
+    gru = OtherWeights(name="g", kind="GRU", reason="no kind", params=(262_656, 262_656))
+    report = _report(_kept("a", "excluded"), others=(gru,))
+    assert "these stay as they are: 1 GRU (100 % of the parameters)." in verdict(report)
 
 
 def test_a_long_reason_hangs_under_itself() -> None:
