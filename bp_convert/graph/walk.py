@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -46,39 +46,22 @@ def walk(model: nn.Module) -> tuple[Site, ...]:
     )
 
 
-def selects(pattern: str, names: Iterable[str], type_name: str) -> bool:
-    """Match one pattern: a glob on a dotted name, ``re:`` and a regular expression that matches
-    a whole dotted name, or a type name.
-
-    Raises:
-        PlanError: a regular expression that does not compile.
-    """
-    if pattern == type_name:
-        return True
-    if not pattern.startswith("re:"):
-        return any(fnmatch.fnmatchcase(name, pattern) for name in names)
-    try:
-        compiled = re.compile(pattern[3:])
-    except re.error as problem:
-        raise PlanError(
-            where=f"pattern {pattern!r}",
-            found=f"not a regular expression: {problem}",
-            allowed="re: followed by a Python regular expression",
-            fix="escape special characters, or use a glob such as layer4.*",
-        ) from None
-    return any(compiled.fullmatch(name) for name in names)
-
-
 def select(pattern: str, sites: Sequence[Site]) -> frozenset[str]:
     """Return the names of the sites that ``pattern`` matches.
 
+    A pattern is a dotted name, a glob on dotted names, ``re:`` and a regular expression that
+    matches a whole dotted name, or a type name. A name that looks like a glob, such as
+    ``blocks[0]``, is taken for the name where the model has it.
+
     Raises:
-        PlanError: the pattern matches nothing; the message lists near names.
+        PlanError: the pattern matches nothing, and the message lists near names; or it is a
+            regular expression that does not compile.
     """
-    hits = frozenset(
-        site.name
-        for site in sites
-        if selects(pattern, site.names, type(site.module).__name__) or pattern == site.kind.name
+    hits = (
+        _hits(sites, lambda name: name == pattern)
+        | {one.name for one in sites if pattern in (type(one.module).__name__, one.kind.name)}
+        or _hits(sites, lambda name: fnmatch.fnmatchcase(name, pattern.replace("[", "[[]")))
+        or _hits(sites, _reading(pattern))
     )
     if hits:
         return hits
@@ -94,6 +77,25 @@ def select(pattern: str, sites: Sequence[Site]) -> frozenset[str]:
         allowed=f"a dotted name, a glob, re:REGEX, or a type ({', '.join(types) or 'none here'})",
         fix=f"near names: {', '.join(shown)}" if shown else "the model holds no such layer",
     )
+
+
+def _hits(sites: Sequence[Site], matches: Callable[[str], object]) -> frozenset[str]:
+    return frozenset(site.name for site in sites if any(map(matches, site.names)))
+
+
+def _reading(pattern: str) -> Callable[[str], object]:
+    """Return what tells whether a dotted name matches a glob or a regular expression."""
+    if not pattern.startswith("re:"):
+        return lambda name: fnmatch.fnmatchcase(name, pattern)
+    try:
+        return re.compile(pattern[3:]).fullmatch
+    except re.error as problem:
+        raise PlanError(
+            where=f"pattern {pattern!r}",
+            found=f"not a regular expression: {problem}",
+            allowed="re: followed by a Python regular expression",
+            fix="escape special characters, or use a glob such as layer4.*",
+        ) from None
 
 
 def structural_reasons(model: nn.Module, sites: Sequence[Site]) -> dict[str, str]:
