@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from bp_convert.errors import PlanError
+from bp_convert.graph.overlap import Holding, meetings
 from bp_convert.kinds import Kind, kind_of
 
 
@@ -101,7 +102,7 @@ def _reading(pattern: str) -> Callable[[str], object]:
 def structural_reasons(model: nn.Module, sites: Sequence[Site]) -> dict[str, str]:
     """Return why sites must stay, as far as it follows from how the model holds them."""
     reasons: dict[str, str] = {}
-    owners = _owners(model)
+    met = meetings(model)
     parts_of_attention = {
         id(child): name
         for name, module in model.named_modules()
@@ -114,7 +115,7 @@ def structural_reasons(model: nn.Module, sites: Sequence[Site]) -> dict[str, str
         if reason is None and id(module) in parts_of_attention:
             reason = "nn.MultiheadAttention reads its weight without calling it"
         if reason is None:
-            reason = _tied(site, owners)
+            reason = _tied(site, met)
         if reason is not None:
             reasons[site.name] = reason
     return reasons
@@ -143,22 +144,10 @@ def _own_reason(module: nn.Module) -> str | None:
     return None
 
 
-def _owners(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
-    owners: dict[int, list[tuple[nn.Module, str]]] = {}
-    for prefix, module in model.named_modules():
-        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            key = parameter.untyped_storage()._cdata
-            owners.setdefault(key, []).append((module, f"{prefix}.{name}" if prefix else name))
-    return owners
-
-
-def _tied(site: Site, owners: dict[int, list[tuple[nn.Module, str]]]) -> str | None:
+def _tied(site: Site, met: dict[int, list[tuple[str, Holding]]]) -> str | None:
     for name, parameter in site.module.named_parameters(recurse=False):
-        others = [
-            full
-            for module, full in owners[parameter.untyped_storage()._cdata]
-            if module is not site.module
-        ]
+        others = [one for one in met.get(id(parameter), ()) if one[1].module is not site.module]
         if others:
-            return f"its {name} is tied to {others[0]}"
+            how, other = others[0]
+            return f"its {name} {how} {other.name}"
     return None
