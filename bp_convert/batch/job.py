@@ -21,7 +21,9 @@ from bp_convert.batch.folders import LOG, Results
 from bp_convert.batch.models import Source, trained_source
 from bp_convert.batch.outcomes import failure, keys_of, words_of
 from bp_convert.batch.train import finetune
+from bp_convert.errors import BpConvertError
 from bp_convert.evaluation import Scorer
+from bp_convert.faults import Trail, of_the_machine
 from bp_convert.files import write_text
 from bp_convert.files.atomic import write_all
 from bp_convert.render.documents import document
@@ -56,6 +58,7 @@ def run_in(
 ) -> Outcome:
     """Run a job in a folder, without putting the folder into place; see ``run_job``."""
     start = time.perf_counter()
+    trail = Trail()
     with (
         (draft / LOG).open("a", encoding="utf-8", buffering=1) as log,
         contextlib.redirect_stdout(log),
@@ -64,10 +67,15 @@ def run_in(
         try:
             _write_recipe(draft, job)
             print(f"job {job.name}, {identity}, process {os.getpid()}")
-            outcome = _Run(draft, job, identity, full, results, _logged(progress)).run()
-        except Exception as problem:
+            told = trail.told(_logged(progress))
+            outcome = _Run(draft, job, identity, full, results, told).run()
+        except BpConvertError as problem:
             traceback.print_exc(file=sys.stderr)
             outcome = failure(job, identity, problem)
+        except Exception as problem:
+            fault = trail.looked_into(problem)
+            print(fault.report(["bp-convert", "recipe", "run", "recipe.yaml"]), file=sys.stderr)
+            outcome = failure(job, identity, of_the_machine(problem) or fault)
         seconds = time.perf_counter() - start
         print(f"{outcome.state} after {seconds:.1f} s")
     return outcome.model_copy(update={"seconds": seconds})

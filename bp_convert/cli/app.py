@@ -92,7 +92,7 @@ def convert(
     """
     stands = _given(ctx)
     _check_together(ctx, stands, plan)
-    with errors_shown():
+    with errors_shown() as trail:
         from bp_convert.cli.data import open_with_data
         from bp_convert.cli.outputs import check_outputs, write_reports
         from bp_convert.cli.retrain import trainer_from
@@ -105,7 +105,8 @@ def convert(
         check_outputs(None if dry_run else goal, reports=reports, plan_out=plan_out, force=force)
         from bp_convert import pipeline
 
-        with progress_shown(quiet=quiet or json_only, left=trainer is not None) as progress:
+        with progress_shown(trail, quiet=quiet or json_only, left=trainer is not None) as progress:
+            trail.stage = "reading the model"
             made = pipeline.read_plan(plan) if plan is not None else None
             loaded, data = open_with_data(
                 model,
@@ -120,7 +121,9 @@ def convert(
                 training=None if trainer is None else trainer.settings,
             )
             source = pipeline.moved(loaded.model, device)
+            trail.stage = "reading the examples"
             given = data.calibration(source)
+            trail.stage = "planning"
             if made is None:
                 made = pipeline.plan(source, asked, calibrate=given, progress=progress)
             written = [pipeline.write_plan(made, plan_out, force)] if plan_out else []
@@ -129,6 +132,7 @@ def convert(
                 result = pipeline.report_of(made, source=loaded.source)
             else:
                 held = data.evaluation(source)
+                trail.stage = "converting"
                 small, result = pipeline.convert(
                     source,
                     plan=made,
@@ -142,7 +146,9 @@ def convert(
                     source=loaded.source,
                 )
                 if trainer is not None and done:
+                    trail.stage = "training"
                     small, result = trainer.run(small, source, result, data, metric, progress)
+            trail.stage = "writing"
             untimed = [UNTIMED] if timed and not made.inputs else []
             notes = (*loaded.notes, *result.notes, *untimed)
             result = result.model_copy(update={"notes": notes})
@@ -174,19 +180,21 @@ def inspect(
     quiet: o.Quiet = False,
 ) -> None:
     """Show what is in a model file, and what would happen to each layer."""
-    with errors_shown():
+    with errors_shown() as trail:
         from bp_convert.cli.settings import settings_from
 
         asked = settings_from(settings, _given(ctx))
         from bp_convert import pipeline
 
-        with progress_shown(quiet=quiet or json_only) as progress:
+        trail.stage = "reading the model"
+        with progress_shown(trail, quiet=quiet or json_only) as progress:
             if pipeline.is_converted(model):
                 result = pipeline.report_of(pipeline.plan_in(model), source="converted before")
             else:
                 loaded = pipeline.open_model(
                     model, arch=arch, trust=trust or (), allow_missing=allow_missing
                 )
+                trail.stage = "planning"
                 made = pipeline.plan(loaded.model, asked, progress=progress)
                 result = pipeline.report_of(made, source=loaded.source)
                 result = result.model_copy(update={"notes": (*loaded.notes, *result.notes)})

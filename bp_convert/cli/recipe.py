@@ -79,7 +79,7 @@ def run(
     if resume and force:
         raise typer.BadParameter("--resume keeps finished jobs, --force does them again: give one")
     failed = False
-    with errors_shown():
+    with errors_shown() as trail:
         from bp_convert.batch.read import read_recipe
 
         book = read_recipe(recipe)
@@ -91,7 +91,7 @@ def run(
             from bp_convert.batch.estimate import estimates
             from bp_convert.render.batch_plan import shown_estimates
 
-            with progress_shown(quiet=quiet or json_only) as progress:
+            with progress_shown(trail, quiet=quiet or json_only) as progress:
                 found = list(estimates(chosen, progress))
             failed = any(one.problem for one in found)
             if json_only:

@@ -59,7 +59,7 @@ def probe(
     o.check_data(ctx)
     if not 0 < error < 1:
         raise typer.BadParameter(f"{error:g} is no relative error. Give one between 0 and 1")
-    with errors_shown():
+    with errors_shown() as trail:
         from bp_convert.cli.data import open_with_data
         from bp_convert.cli.outputs import check_outputs
         from bp_convert.cli.settings import settings_from
@@ -72,7 +72,7 @@ def probe(
         from bp_convert import studies
         from bp_convert.render import study
 
-        with progress_shown(quiet=quiet or json_only) as progress:
+        with progress_shown(trail, quiet=quiet or json_only) as progress:
             loaded, data = open_with_data(
                 model,
                 arch=arch,
@@ -131,7 +131,7 @@ def sweep(
     Give the targets as --target params=0.5,0.25,0.1 or one by one.
     """
     o.check_data(ctx)
-    with errors_shown():
+    with errors_shown() as trail:
         from bp_convert.cli.data import open_with_data
         from bp_convert.cli.outputs import check_outputs
         from bp_convert.cli.settings import settings_from
@@ -161,7 +161,7 @@ def sweep(
         from bp_convert import pipeline, studies
         from bp_convert.render import study
 
-        with progress_shown(quiet=quiet or json_only) as progress:
+        with progress_shown(trail, quiet=quiet or json_only) as progress:
             loaded, data = open_with_data(
                 model,
                 arch=arch,
