@@ -22,6 +22,7 @@ from bp_convert.fitting import fit_to_data
 from bp_convert.graph.channel_map import ChannelMaps, measure_maps
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import make_inputs
+from bp_convert.graph.ready import check_ready
 from bp_convert.planner import MAP_BATCH, make_plan
 from bp_convert.render.summary import verdict
 from bp_convert.reporting import report_of
@@ -140,6 +141,7 @@ def apply(
         PlanError: the plan was made for another model, or edited into something impossible.
         DataError: the data does not fit the model.
     """
+    check_ready(model)
     plan = recount(model, plan)
     examples = None if calibrate is None else examples_for(model, calibrate, plan.settings)
     return _apply(model, plan, progress, examples).model
@@ -188,6 +190,7 @@ def convert(
         VerificationError: the result does not behave as planned.
     """
     start = time.perf_counter()
+    check_ready(model)
     before = fingerprint_of_data(model)
     given = _settings(settings, inputs, asked) if plan is None else plan.settings
     examples = None if calibrate is None else examples_for(model, calibrate, given)

@@ -14,6 +14,7 @@ from bp_convert.graph.example import make_inputs
 from bp_convert.graph.inputs import infer_input
 from bp_convert.graph.observe import Observation, observe
 from bp_convert.graph.others import others_of, shared_by
+from bp_convert.graph.ready import check_ready
 from bp_convert.graph.walk import Site, walk
 from bp_convert.graph.widths import WidthPlan, widen
 from bp_convert.kinds import Factors, Widths, prime_reason
@@ -80,6 +81,7 @@ class _Planning:
         examples: Examples | None,
         progress: Progress,
     ) -> None:
+        check_ready(model)
         self.model = model
         self.settings = settings
         self.spending = Spending(model, settings, examples, progress)

@@ -1,0 +1,45 @@
+"""Whether a model's weights are there."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from bp_convert.errors import PlanError
+
+
+def check_ready(model: nn.Module) -> None:
+    """Refuse a model of which some weights have no shape or no values yet.
+
+    Raises:
+        PlanError: a lazy layer that has not seen an input, or a tensor on the meta device; the
+            message names the first.
+    """
+    held = [(name, module, one) for name, module in model.named_modules() for one in _own(module)]
+    lazy = [(name, module) for name, module, (_, tensor) in held if is_lazy(tensor)]
+    if lazy:
+        name, module = lazy[0]
+        count = len({id(one) for _, one in lazy})
+        raise PlanError(
+            where=f"{name or 'the model itself'} ({type(module).__name__})",
+            found="a lazy layer that has not seen an input, so that its weights have no shape yet"
+            + (f"; {count - 1} more are like it" if count > 1 else ""),
+            allowed="a model that has run once",
+            fix="run it once on an example before converting or saving it: model(example)",
+        )
+    empty = [(name, module, key) for name, module, (key, tensor) in held if tensor.is_meta]
+    if empty:
+        name, module, key = empty[0]
+        raise PlanError(
+            where=f"{name}.{key}".lstrip(".") + f" ({type(module).__name__})",
+            found="a tensor on the meta device: it was never loaded and has no values"
+            f" ({len(empty)} of {len(held)} tensors are like it)",
+            allowed="weights with values",
+            fix="load them first: model.to_empty(device='cpu'), then "
+            "model.load_state_dict(weights, assign=True)",
+        )
+
+
+def _own(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return the parameters and buffers of this very module."""
+    return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
