@@ -23,6 +23,7 @@ from bp_convert.graph.channel_map import ChannelMaps, measure_maps
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import make_inputs
 from bp_convert.graph.ready import check_ready
+from bp_convert.graph.reshape import CASTS, cast
 from bp_convert.planner import MAP_BATCH, make_plan
 from bp_convert.render.summary import verdict
 from bp_convert.reporting import report_of
@@ -191,6 +192,7 @@ def convert(
     """
     start = time.perf_counter()
     check_ready(model)
+    floating = _dtype(dtype)
     before = fingerprint_of_data(model)
     given = _settings(settings, inputs, asked) if plan is None else plan.settings
     examples = None if calibrate is None else examples_for(model, calibrate, given)
@@ -211,8 +213,10 @@ def convert(
     check_counts(done.model, plan)
     checked = _verified(model, plan, done, before, progress, examples)
     result = done.model
-    if dtype is not None or device is not None:
-        result = result.to(device=device, dtype=_dtype(dtype))
+    if floating is not None:
+        cast(result, floating)
+    if device is not None:
+        result.to(device)
     latency = tuple(
         measure_latency(
             clone(model), result, plan.inputs, batch=batch, device=device or _device(model)
@@ -370,8 +374,8 @@ def _device(model: nn.Module) -> torch.device:
 def _dtype(name: str | None) -> torch.dtype | None:
     if name is None:
         return None
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    found: torch.dtype | None = getattr(torch, name, None)
+    if found not in CASTS:
         raise PlanError(
             where=f"dtype {name}",
             found=repr(name),
