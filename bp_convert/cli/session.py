@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +14,8 @@ from bp_convert.faults import Fault, Trail, of_the_machine, written
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from bp_convert.values.report import Report
 
 TRACEBACK = "BP_CONVERT_TRACEBACK"  # an environment variable: show unforeseen faults whole
 DONE, FAILED, USAGE, NOTHING, UNVERIFIED = 0, 1, 2, 3, 4
@@ -121,6 +124,25 @@ def show(what: RenderableType) -> None:
     from bp_convert.render.terminal import WIDTH
 
     Console(width=None if sys.stdout.isatty() else WIDTH).print(what)
+
+
+def print_report(result: Report, *, json_only: bool, quiet: bool, verbose: bool) -> None:
+    """Print a report as it was asked for.
+
+    Args:
+        verbose: one row a layer.
+    """
+    if json_only:
+        from bp_convert.render.machine import summary
+
+        print(json.dumps(summary(result), indent=1))
+        return
+    if quiet:
+        print(result.verdict)
+        return
+    from bp_convert.render.terminal import rendered
+
+    show(rendered(result, every=verbose))
 
 
 def show_files(written: Iterable[object]) -> None:
