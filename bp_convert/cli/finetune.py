@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from bp_convert.cli import options as o
 from bp_convert.cli.session import errors_shown, progress_shown, show_files
+from bp_convert.values.text import as_json
 
 if TYPE_CHECKING:
     from torch import nn
@@ -177,7 +177,7 @@ def finetune(
             return
         written = _save(trained, goal, made_by, force)
         if json_only:
-            print(json.dumps(report.model_dump(mode="json"), indent=1))
+            print(as_json(report.model_dump(mode="json")))
             return
         _print(report, quiet=quiet)
         show_files([] if quiet else written)

@@ -13,6 +13,7 @@ import typer
 
 from bp_convert.cli import options as o
 from bp_convert.cli.session import DONE, FAILED, errors_shown, progress_shown, show, show_files
+from bp_convert.values.text import as_json
 
 if TYPE_CHECKING:
     from bp_convert.batch.watch import Watch
@@ -95,7 +96,7 @@ def run(
                 found = list(estimates(chosen, progress))
             failed = any(one.problem for one in found)
             if json_only:
-                print(json.dumps([one.model_dump(mode="json") for one in found], indent=1))
+                print(as_json([one.model_dump(mode="json") for one in found]))
             else:
                 show(shown_estimates(book.name, found))
             raise SystemExit(FAILED if failed else DONE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from bp_convert.errors import BpConvertError, VerificationError
 from bp_convert.faults import Fault, Trail, of_the_machine, written
+from bp_convert.values.text import as_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -135,7 +135,7 @@ def print_report(result: Report, *, json_only: bool, quiet: bool, verbose: bool)
     if json_only:
         from bp_convert.render.machine import summary
 
-        print(json.dumps(summary(result), indent=1))
+        print(as_json(summary(result)))
         return
     if quiet:
         print(result.verdict)

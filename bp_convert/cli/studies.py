@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +9,7 @@ import typer
 
 from bp_convert.cli import options as o
 from bp_convert.cli.session import errors_shown, progress_shown, show, show_files
+from bp_convert.values.text import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -240,4 +240,4 @@ def _write(found: Any, reports: list[Path], page: Callable[[Any], str], *, force
 
 
 def _as_json(found: Any) -> str:
-    return json.dumps(found.model_dump(mode="json", by_alias=True), indent=1) + "\n"
+    return as_json(found.model_dump(mode="json", by_alias=True)) + "\n"

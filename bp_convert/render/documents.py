@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from html import escape
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from bp_convert.render.fold import Row, fold, middle, unfolded
 from bp_convert.render.machine import whole
 from bp_convert.render.numbers import short
 from bp_convert.values.report import Report
+from bp_convert.values.text import as_json
 
 FORMATS = (".md", ".html", ".json")
 _HEADS = (
@@ -39,7 +39,7 @@ def document(report: Report, path: Path) -> str:
         return markdown(report)
     if form == ".html":
         return html(report)
-    return json.dumps(whole(report), indent=1) + "\n"
+    return as_json(whole(report)) + "\n"
 
 
 def form_of(path: Path) -> str:

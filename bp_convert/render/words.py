@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import isfinite
 
 from bp_convert.render.numbers import change, layers, percent, short, size
 from bp_convert.render.training import lines as trained_lines
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.plan import Totals, grouped
-from bp_convert.values.report import Latency, LayerReport, Report
+from bp_convert.values.report import Latency, LayerReport, Report, Verification
 from bp_convert.values.score import Score
 
 CLASSES = 12  # of modules without a kind that are named where not all are asked for
@@ -132,8 +133,20 @@ def verification(report: Report) -> list[str]:
     line += ", source untouched"
     lines = [line]
     if found.output_error is not None:
-        lines.append(f"outputs differ by {percent(found.output_error)} on {found.on}")
+        lines.append(f"outputs {difference(found.output_error)} on {compared_on(found)}")
     return [*lines, *found.notes]
+
+
+def difference(gap: float) -> str:
+    """Say how far outputs are from the source's."""
+    return f"differ by {percent(gap)}" if isfinite(gap) else "are not finite"
+
+
+def compared_on(found: Verification) -> str:
+    """Say what the outputs were compared on."""
+    if not found.examples:
+        return found.on
+    return f"{found.examples:,} example{'' if found.examples == 1 else 's'} of {found.on}"
 
 
 def score(one: Score) -> str:

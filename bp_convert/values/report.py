@@ -64,6 +64,7 @@ class Verification(Value):
         source_untouched: the source model is bit-identical.
         output_error: relative difference of the outputs.
         on: what the outputs were compared on.
+        examples: how many real examples those were; 0 for drawn input.
         notes: what could not be checked, and why.
     """
 
@@ -73,6 +74,7 @@ class Verification(Value):
     source_untouched: bool
     output_error: float | None
     on: str = "random input"
+    examples: int = 0
     notes: tuple[str, ...] = ()
 
 
