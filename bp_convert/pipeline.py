@@ -38,6 +38,7 @@ from bp_convert.storage import (
     write_plan,
 )
 from bp_convert.surgery import Converted, apply_plan
+from bp_convert.values.explain import settings_explained
 from bp_convert.values.plan import Plan
 from bp_convert.values.report import Report, Verification
 from bp_convert.values.settings import Settings
@@ -46,6 +47,9 @@ from bp_convert.verify import fingerprint_of_data, verify
 
 Progress = Callable[[str, int, int], None]
 CHECK_BATCH = 2  # batch norm in train mode needs more than one
+BATCHES = (1, 32)  # at which latency is measured where none are named
+# What the functions below take beside settings.
+KEYWORDS = ("calibrate", "evaluate", "metric", "device", "dtype", "measure", "plan", "progress")
 
 
 def open_model(
@@ -121,6 +125,7 @@ def plan(
         DataError: the data does not fit the model.
         TraceError: the model does not run on the input.
     """
+    check_ready(model)
     given = _settings(settings, inputs, asked)
     examples = None if calibrate is None else examples_for(model, calibrate, given)
     return make_plan(model, given, examples=examples, progress=progress)
@@ -159,7 +164,7 @@ def convert(
     metric: str | None = None,
     device: str | None = None,
     dtype: str | None = None,
-    measure: Sequence[int] = (),
+    measure: Sequence[int] | int = (),
     progress: Progress | None = None,
     source: str = "",
     **asked: Any,
@@ -178,7 +183,7 @@ def convert(
             accuracy where there are labels, else the cosine similarity to the source's output.
         device: where the result goes; None leaves it where the source is.
         dtype: floating dtype of the result, such as ``bfloat16``; None keeps the source's.
-        measure: batch sizes at which latency is measured.
+        measure: batch sizes at which latency is measured; True takes 1 and 32.
         progress: called with words, steps done and their number.
         source: words for the report about where the model came from.
 
@@ -192,7 +197,7 @@ def convert(
     """
     start = time.perf_counter()
     check_ready(model)
-    floating = _dtype(dtype)
+    floating, batches = _dtype(dtype), _batches(measure)
     before = fingerprint_of_data(model)
     given = _settings(settings, inputs, asked) if plan is None else plan.settings
     examples = None if calibrate is None else examples_for(model, calibrate, given)
@@ -221,7 +226,7 @@ def convert(
         measure_latency(
             clone(model), result, plan.inputs, batch=batch, device=device or _device(model)
         )
-        for batch in measure
+        for batch in batches
         if plan.inputs
     )
     report = report_of(plan, done, source=source, fitted_to=fitted_to).model_copy(
@@ -276,6 +281,13 @@ __all__ = [
 def _settings(
     settings: Settings | None, inputs: Sequence[TensorSpec | str] | None, asked: dict[str, Any]
 ) -> Settings:
+    if settings is not None and not isinstance(settings, Settings):
+        raise PlanError(
+            where="settings",
+            found=f"{settings!r}"[:120],
+            allowed="a bp_convert.Settings, or its fields as keywords, such as alpha=2",
+            fix="example inputs go into inputs=[...], everything else into keywords of its name",
+        )
     given = dict((settings or Settings()).model_dump(by_alias=True), **asked)
     if inputs is not None:
         given["inputs"] = [
@@ -284,13 +296,22 @@ def _settings(
     try:
         return Settings.model_validate(given)
     except ValidationError as problem:
-        first = problem.errors()[0]
+        raise settings_explained(problem, given, beside=KEYWORDS) from None
+
+
+def _batches(measure: Sequence[int] | int) -> Sequence[int]:
+    """Return the batch sizes to measure at: the usual ones for True."""
+    if isinstance(measure, bool):
+        return BATCHES if measure else ()
+    sizes = [measure] if isinstance(measure, int) else list(measure)
+    if not all(isinstance(one, int) and one >= 1 for one in sizes):
         raise PlanError(
-            where=f"setting {'.'.join(str(part) for part in first['loc']) or 'alpha'}",
-            found=f"{first['msg']} (got {first.get('input')})"[:200],
-            allowed=f"one of: {', '.join(Settings.model_fields)}",
-            fix="correct the setting",
-        ) from None
+            where="measure",
+            found=f"{measure!r}"[:120],
+            allowed=f"batch sizes, such as [1, 32], or True for {list(BATCHES)}",
+            fix="give whole numbers from 1 on",
+        )
+    return sizes
 
 
 def _apply(

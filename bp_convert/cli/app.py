@@ -24,7 +24,6 @@ from bp_convert.cli.session import (
 )
 
 app = typer.Typer(cls=DefaultGroup, rich_markup_mode="markdown", pretty_exceptions_enable=False)
-BATCHES = [1, 32]
 UNTIMED = "nothing was timed: no example input is known (--input)"
 
 
@@ -139,7 +138,7 @@ def convert(
                     metric=metric,
                     device=device,
                     dtype=dtype,
-                    measure=(batch or BATCHES) if timed else (),
+                    measure=(batch or True) if timed else (),
                     progress=progress,
                     source=loaded.source,
                 )

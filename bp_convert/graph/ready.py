@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from bp_convert.errors import PlanError
 
 
-def check_ready(model: nn.Module) -> None:
-    """Refuse a model of which some weights have no shape or no values yet.
+def check_ready(model: object) -> None:
+    """Refuse what is no model, and a model of which some weights have no shape or no values yet.
 
     Raises:
-        PlanError: a lazy layer that has not seen an input, or a tensor on the meta device; the
-            message names the first.
+        PlanError: no nn.Module; a lazy layer that has not seen an input, or a tensor on the meta
+            device, of which the message names the first.
     """
+    if not isinstance(model, nn.Module):
+        raise _no_model(model)
     held = [(name, module, one) for name, module in model.named_modules() for one in _own(module)]
     lazy = [(name, module) for name, module, (_, tensor) in held if is_lazy(tensor)]
     if lazy:
@@ -38,6 +43,29 @@ def check_ready(model: nn.Module) -> None:
             fix="load them first: model.to_empty(device='cpu'), then "
             "model.load_state_dict(weights, assign=True)",
         )
+
+
+def _no_model(thing: object) -> PlanError:
+    fix = "give the model itself"
+    if isinstance(thing, str | Path):
+        fix = (
+            f"bp_convert.open_model({str(thing)!r}).model loads it; on the command line, "
+            f"bp-convert {thing} does all of it"
+        )
+    elif isinstance(getattr(thing, "model", None), nn.Module):
+        fix = "give its attribute model"
+    elif isinstance(thing, Mapping):
+        fix = "make the model that these weights belong to, load them into it, and give that"
+    elif isinstance(thing, type):
+        fix = f"make one: {thing.__name__}(...)"
+    return PlanError(
+        where="model",
+        found=f"{thing!r}"[:120]
+        if isinstance(thing, str | Path | type)
+        else f"a {type(thing).__name__}",
+        allowed="an nn.Module",
+        fix=fix,
+    )
 
 
 def _own(module: nn.Module) -> list[tuple[str, Tensor]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 from pydantic import Field
 
@@ -163,6 +163,22 @@ class Totals(Value):
         return self.after / self.before if self.before else 1.0
 
 
+class Acted(Protocol):
+    """A layer and what became of it."""
+
+    @property
+    def action(self) -> Action: ...
+
+
+def in_short(model: str, layers: Sequence[Acted], params: Totals) -> str:
+    """Say in a line what becomes of a model."""
+    done = sum(one.action == "replaced" for one in layers)
+    return (
+        f"{model.rpartition('.')[2]}: {done} of {len(layers)} layers replaced, "
+        f"{params.before:,} to {params.after:,} parameters"
+    )
+
+
 class Plan(Value):
     """Everything that surgery needs, and everything that the tool declines to do, with reasons.
 
@@ -209,6 +225,11 @@ class Plan(Value):
             if name == one.name or name in one.aliases:
                 return one
         return None
+
+    def __repr__(self) -> str:
+        return f"<Plan of {in_short(self.model, self.layers, self.params)}>"
+
+    __str__ = __repr__
 
     @property
     def converted(self) -> tuple[LayerPlan, ...]:

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from bp_convert.values.base import Value
 from bp_convert.values.factors import FactorSpec
-from bp_convert.values.plan import Action, OtherWeights, Plan, Totals
+from bp_convert.values.plan import Action, OtherWeights, Plan, Totals, in_short
 from bp_convert.values.score import Score
 from bp_convert.values.training import Trained
 
@@ -128,6 +128,12 @@ class Report(Value):
     latency: tuple[Latency, ...] = ()
     seconds: float | None = None
     versions: dict[str, str] = Field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        said = in_short(self.model, self.layers, self.totals.params)
+        return f"<Report of {said}>\n{self.verdict}".rstrip()
+
+    __str__ = __repr__
 
 
 def rows(plan: Plan, errors: dict[str, float | None]) -> tuple[LayerReport, ...]:
