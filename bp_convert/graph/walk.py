@@ -129,8 +129,6 @@ def _own_reason(module: nn.Module) -> str | None:
         return "its weight is recomputed by a hook (weight_norm, spectral_norm or pruning)"
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
         return "it carries hooks of its own"
-    if isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():
-        return "lazy module: run the model once first"
     if "forward" in module.__dict__:
         return "its forward is replaced on the instance"
     extra = [name for name, child in module.named_children() if child is not None]
