@@ -22,6 +22,8 @@ from bp_convert.fitting import fit_to_data
 from bp_convert.graph.channel_map import ChannelMaps, measure_maps
 from bp_convert.graph.clone import clone, shadow
 from bp_convert.graph.example import SampleInputs, given_sample
+from bp_convert.graph.ready import check_ready
+from bp_convert.graph.reshape import CASTS, cast
 from bp_convert.planner import MAP_BATCH, make_plan
 from bp_convert.render.summary import verdict
 from bp_convert.reporting import report_of
@@ -36,6 +38,7 @@ from bp_convert.storage import (
     write_plan,
 )
 from bp_convert.surgery import Converted, apply_plan
+from bp_convert.values.explain import settings_explained
 from bp_convert.values.plan import Plan
 from bp_convert.values.report import Report, Verification
 from bp_convert.values.settings import Settings
@@ -46,6 +49,9 @@ Progress = Callable[[str, int, int], None]
 SCORED = 2000  # examples that are scored at most
 # What forward takes: described, or values with the examples on their first axis.
 Inputs = Sequence[TensorSpec | str] | Sequence[Any] | Mapping[str, Any] | Tensor
+BATCHES = (1, 32)  # at which latency is measured where none are named
+# What the functions below take beside settings.
+KEYWORDS = ("calibrate", "evaluate", "metric", "device", "dtype", "measure", "plan", "progress")
 
 
 def open_model(
@@ -123,6 +129,7 @@ def plan(
         DataError: the data does not fit the model.
         TraceError: the model does not run on the input.
     """
+    check_ready(model)
     given, sample = _request(settings, inputs, asked)
     examples = None if calibrate is None else examples_for(model, calibrate, given)
     return make_plan(model, given, examples=examples, given=sample, progress=progress)
@@ -144,6 +151,7 @@ def apply(
         PlanError: the plan was made for another model, or edited into something impossible.
         DataError: the data does not fit the model.
     """
+    check_ready(model)
     plan = recount(model, plan)
     examples = None if calibrate is None else examples_for(model, calibrate, plan.settings)
     return _apply(model, plan, progress, _sample(plan, examples), examples).model
@@ -160,7 +168,7 @@ def convert(
     metric: str | None = None,
     device: str | None = None,
     dtype: str | None = None,
-    measure: Sequence[int] = (),
+    measure: Sequence[int] | int = (),
     progress: Progress | None = None,
     source: str = "",
     **asked: Any,
@@ -181,7 +189,7 @@ def convert(
             accuracy where there are labels, else the cosine similarity to the source's output.
         device: where the result goes; None leaves it where the source is.
         dtype: floating dtype of the result, such as ``bfloat16``; None keeps the source's.
-        measure: batch sizes at which latency is measured.
+        measure: batch sizes at which latency is measured; True takes 1 and 32.
         progress: called with words, steps done and their number.
         source: words for the report about where the model came from.
 
@@ -194,6 +202,8 @@ def convert(
         VerificationError: the result does not behave as planned.
     """
     start = time.perf_counter()
+    check_ready(model)
+    floating, batches = _dtype(dtype), _batches(measure)
     before = fingerprint_of_data(model)
     given, sample = _request(settings, inputs, asked)
     given = given if plan is None else plan.settings
@@ -216,8 +226,10 @@ def convert(
     check_counts(done.model, plan)
     checked = _verified(model, plan, done, before, progress, sample)
     result = done.model
-    if dtype is not None or device is not None:
-        result = result.to(device=device, dtype=_dtype(dtype))
+    if floating is not None:
+        cast(result, floating)
+    if device is not None:
+        result.to(device)
     latency = tuple(
         measure_latency(
             clone(model, apart=True),
@@ -226,7 +238,7 @@ def convert(
             batch=batch,
             device=device or _device(model),
         )
-        for batch in measure
+        for batch in batches
         if plan.inputs
     )
     report = report_of(plan, done, source=source, fitted_to=fitted_to).model_copy(
@@ -296,6 +308,13 @@ def _request(
 def _settings(
     settings: Settings | None, inputs: Sequence[TensorSpec | str] | None, asked: dict[str, Any]
 ) -> Settings:
+    if settings is not None and not isinstance(settings, Settings):
+        raise PlanError(
+            where="settings",
+            found=f"{settings!r}"[:120],
+            allowed="a bp_convert.Settings, or its fields as keywords, such as alpha=2",
+            fix="example inputs go into inputs=[...], everything else into keywords of its name",
+        )
     given = dict((settings or Settings()).model_dump(by_alias=True), **asked)
     if inputs is not None:
         given["inputs"] = [
@@ -304,13 +323,22 @@ def _settings(
     try:
         return Settings.model_validate(given)
     except ValidationError as problem:
-        first = problem.errors()[0]
+        raise settings_explained(problem, given, beside=KEYWORDS) from None
+
+
+def _batches(measure: Sequence[int] | int) -> Sequence[int]:
+    """Return the batch sizes to measure at: the usual ones for True."""
+    if isinstance(measure, bool):
+        return BATCHES if measure else ()
+    sizes = [measure] if isinstance(measure, int) else list(measure)
+    if not all(isinstance(one, int) and one >= 1 for one in sizes):
         raise PlanError(
-            where=f"setting {'.'.join(str(part) for part in first['loc']) or 'alpha'}",
-            found=f"{first['msg']} (got {first.get('input')})"[:200],
-            allowed=f"one of: {', '.join(Settings.model_fields)}",
-            fix="correct the setting",
-        ) from None
+            where="measure",
+            found=f"{measure!r}"[:120],
+            allowed=f"batch sizes, such as [1, 32], or True for {list(BATCHES)}",
+            fix="give whole numbers from 1 on",
+        )
+    return sizes
 
 
 def _sample(plan: Plan, examples: Examples | None) -> SampleInputs:
@@ -400,8 +428,8 @@ def _device(model: nn.Module) -> torch.device:
 def _dtype(name: str | None) -> torch.dtype | None:
     if name is None:
         return None
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    found: torch.dtype | None = getattr(torch, name, None)
+    if found not in CASTS:
         raise PlanError(
             where=f"dtype {name}",
             found=repr(name),

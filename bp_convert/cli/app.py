@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from bp_convert._version import __version__
 from bp_convert.cli import finetune as tuning
+from bp_convert.cli import inspect as looking
 from bp_convert.cli import options as o
 from bp_convert.cli import recipe, studies
 from bp_convert.cli.group import DefaultCommand, DefaultGroup
@@ -17,16 +18,12 @@ from bp_convert.cli.session import (
     DONE,
     NOTHING,
     errors_shown,
+    print_report,
     progress_shown,
-    show,
     show_files,
 )
 
-if TYPE_CHECKING:
-    from bp_convert.values.report import Report
-
 app = typer.Typer(cls=DefaultGroup, rich_markup_mode="markdown", pretty_exceptions_enable=False)
-BATCHES = [1, 32]
 UNTIMED = "nothing was timed: no example input is known (--input)"
 
 
@@ -90,9 +87,9 @@ def convert(
     Every Linear, Conv, Embedding and LSTM weight becomes a sum of Kronecker products of two
     small matrices, and the result is used like the original.
     """
-    stands = _given(ctx)
+    stands = o.given_in(ctx)
     _check_together(ctx, stands, plan)
-    with errors_shown():
+    with errors_shown() as trail:
         from bp_convert.cli.data import open_with_data
         from bp_convert.cli.outputs import check_outputs, write_reports
         from bp_convert.cli.retrain import trainer_from
@@ -105,7 +102,8 @@ def convert(
         check_outputs(None if dry_run else goal, reports=reports, plan_out=plan_out, force=force)
         from bp_convert import pipeline
 
-        with progress_shown(quiet=quiet or json_only, left=trainer is not None) as progress:
+        with progress_shown(trail, quiet=quiet or json_only, left=trainer is not None) as progress:
+            trail.stage = "reading the model"
             made = pipeline.read_plan(plan) if plan is not None else None
             loaded, data = open_with_data(
                 model,
@@ -120,7 +118,9 @@ def convert(
                 training=None if trainer is None else trainer.settings,
             )
             source = pipeline.moved(loaded.model, device)
+            trail.stage = "reading the examples"
             given = data.calibration(source)
+            trail.stage = "planning"
             if made is None:
                 made = pipeline.plan(source, asked, calibrate=given, progress=progress)
             written = [pipeline.write_plan(made, plan_out, force)] if plan_out else []
@@ -129,6 +129,7 @@ def convert(
                 result = pipeline.report_of(made, source=loaded.source)
             else:
                 held = data.evaluation(source)
+                trail.stage = "converting"
                 small, result = pipeline.convert(
                     source,
                     plan=made,
@@ -137,60 +138,23 @@ def convert(
                     metric=metric,
                     device=device,
                     dtype=dtype,
-                    measure=(batch or BATCHES) if timed else (),
+                    measure=(batch or True) if timed else (),
                     progress=progress,
                     source=loaded.source,
                 )
                 if trainer is not None and done:
+                    trail.stage = "training"
                     small, result = trainer.run(small, source, result, data, metric, progress)
+            trail.stage = "writing"
             untimed = [UNTIMED] if timed and not made.inputs else []
             notes = (*loaded.notes, *result.notes, *untimed)
             result = result.model_copy(update={"notes": notes})
             if not dry_run and done:
                 written += pipeline.save(small, goal, arch=loaded.arch, force=force)
         written += write_reports(result, reports, force=force)
-        _print(result, json_only=json_only, quiet=quiet, verbose=verbose)
+        print_report(result, json_only=json_only, quiet=quiet, verbose=verbose)
         show_files([] if quiet or json_only else written)
     raise typer.Exit(DONE if done or dry_run else NOTHING)
-
-
-@app.command()
-def inspect(
-    ctx: typer.Context,
-    model: o.Model,
-    arch: o.Arch = None,
-    trust: o.Trust = None,
-    allow_missing: o.AllowMissing = False,
-    input: o.Input = None,
-    alpha: o.Alpha = 1.0,
-    rank: o.Rank = "1",
-    pairs: o.Pairs = "fast",
-    include: o.Include = None,
-    exclude: o.Exclude = None,
-    convert_head: o.ConvertHead = False,
-    convert_anyway: o.ConvertAnyway = False,
-    settings: o.SettingsFile = None,
-    json_only: o.Json = False,
-    quiet: o.Quiet = False,
-) -> None:
-    """Show what is in a model file, and what would happen to each layer."""
-    with errors_shown():
-        from bp_convert.cli.settings import settings_from
-
-        asked = settings_from(settings, _given(ctx))
-        from bp_convert import pipeline
-
-        with progress_shown(quiet=quiet or json_only) as progress:
-            if pipeline.is_converted(model):
-                result = pipeline.report_of(pipeline.plan_in(model), source="converted before")
-            else:
-                loaded = pipeline.open_model(
-                    model, arch=arch, trust=trust or (), allow_missing=allow_missing
-                )
-                made = pipeline.plan(loaded.model, asked, progress=progress)
-                result = pipeline.report_of(made, source=loaded.source)
-                result = result.model_copy(update={"notes": (*loaded.notes, *result.notes)})
-        _print(result, json_only=json_only, quiet=quiet, verbose=True)
 
 
 @app.command()
@@ -222,6 +186,7 @@ def demo(
         run(folder)
 
 
+app.command()(looking.inspect)
 app.command()(tuning.finetune)
 app.command()(studies.probe)
 app.command()(studies.sweep)
@@ -234,21 +199,6 @@ def schema() -> None:
     from bp_convert.render.machine import schema as made
 
     print(json.dumps(made(), indent=1))
-
-
-def _given(ctx: typer.Context) -> dict[str, Any]:
-    """Return the settings that stand on the command line, leaving defaults to the file."""
-    names = {
-        "alpha": "alpha", "rank": "rank", "pairs": "pairs", "init": "init", "include": "include",
-        "exclude": "exclude", "convert_head": "convert_head", "seed": "seed",
-        "convert_anyway": "convert_anyway", "input": "inputs", "target": "target",
-        "method": "method",
-    }  # fmt: skip
-    given: dict[str, Any] = {}
-    for option, field in names.items():
-        if o.stands_there(ctx, option):
-            given[field] = ctx.params[option]
-    return given
 
 
 def _check_together(ctx: typer.Context, given: dict[str, Any], plan: Path | None) -> None:
@@ -286,17 +236,3 @@ def _check_together(ctx: typer.Context, given: dict[str, Any], plan: Path | None
             "a dry run converts nothing that --measure could time. Leave one of the two out",
             ctx=ctx,
         )
-
-
-def _print(result: Report, *, json_only: bool, quiet: bool, verbose: bool) -> None:
-    if json_only:
-        from bp_convert.render.machine import summary
-
-        print(json.dumps(summary(result), indent=1))
-        return
-    if quiet:
-        print(result.verdict)
-        return
-    from bp_convert.render.terminal import rendered
-
-    show(rendered(result, every=verbose))

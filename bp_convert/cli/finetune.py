@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from bp_convert.cli import options as o
 from bp_convert.cli.session import errors_shown, progress_shown, show_files
+from bp_convert.values.text import as_json
 
 if TYPE_CHECKING:
     from torch import nn
@@ -64,7 +64,7 @@ Download = Annotated[
 Epochs = Annotated[
     float | None, typer.Option("--epochs", metavar="N", help="Default: 1.", rich_help_panel=HOW)
 ]
-Steps = Annotated[
+Trail = Annotated[
     int | None,
     typer.Option("--steps", metavar="N", help="Instead of epochs.", rich_help_panel=HOW),
 ]
@@ -120,7 +120,7 @@ def finetune(
     download: Download = False,
     tokenizer: o.Tokenizer = None,
     epochs: Epochs = None,
-    steps: Steps = None,
+    steps: Trail = None,
     batch: BatchSize = None,
     lr: Rate = None,
     preset: Preset = None,
@@ -140,7 +140,7 @@ def finetune(
 
     Several processes: torchrun --nproc_per_node 2 -m bp_convert finetune ...
     """
-    with errors_shown():
+    with errors_shown() as trail:
         from bp_convert.cli.training import tokenizer_beside, training_from
         from bp_convert.files.atomic import check_output
         from bp_convert.files.converted import OUTPUT_SUFFIXES
@@ -155,7 +155,7 @@ def finetune(
         goal = output or Path(f"{_stem(model)}-trained.pt")
         check_output(goal, force=force, suffixes=OUTPUT_SUFFIXES)
         first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts
-        with progress_shown(quiet=quiet or json_only or not first, left=True) as progress:
+        with progress_shown(trail, quiet=quiet or json_only or not first, left=True) as progress:
             from bp_convert.training import finetune as train
             from bp_convert.training import leave
 
@@ -177,7 +177,7 @@ def finetune(
             return
         written = _save(trained, goal, made_by, force)
         if json_only:
-            print(json.dumps(report.model_dump(mode="json"), indent=1))
+            print(as_json(report.model_dump(mode="json")))
             return
         _print(report, quiet=quiet)
         show_files([] if quiet else written)

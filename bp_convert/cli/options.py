@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -75,6 +75,21 @@ def stands_there(ctx: typer.Context, option: str) -> bool:
     """Say whether an option was given on the command line."""
     source = ctx.get_parameter_source(option)
     return source is not None and source.name == "COMMANDLINE"
+
+
+def given_in(ctx: typer.Context) -> dict[str, Any]:
+    """Return the settings that stand on the command line, leaving defaults to the file."""
+    names = {
+        "alpha": "alpha", "rank": "rank", "pairs": "pairs", "init": "init", "include": "include",
+        "exclude": "exclude", "convert_head": "convert_head", "seed": "seed",
+        "convert_anyway": "convert_anyway", "input": "inputs", "target": "target",
+        "method": "method",
+    }  # fmt: skip
+    given: dict[str, Any] = {}
+    for option, field in names.items():
+        if stands_there(ctx, option):
+            given[field] = ctx.params[option]
+    return given
 
 
 def check_data(ctx: typer.Context) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from bp_convert.data.examples import Batch, Examples, digest_of
 from bp_convert.data.fit import Accepts, fit_batch
 from bp_convert.data.loader import stream
-from bp_convert.data.rows import Part, Rows, empty, pick, used_up
+from bp_convert.data.rows import Part, Rows, broken_words, empty, pick, used_up
 from bp_convert.errors import DataError
 from bp_convert.graph.tree import rows_in
 from bp_convert.values.tensors import TensorSpec
@@ -32,6 +32,7 @@ class Request:
     def of_rows(self, rows: Rows, where: str, text: str, *, in_order: bool = False) -> Examples:
         """Pick rows and read them."""
         total = len(rows)
+        broken: frozenset[int] = getattr(rows, "broken", frozenset())
         chosen = pick(
             total,
             count=self._at_least_one(where),
@@ -39,12 +40,14 @@ class Request:
             part=self.part,
             held_out=self.held_out,
             spare=self.spare,
+            left_out=broken,
             where=where,
         )
         chosen = sorted(chosen) if in_order else chosen
         batches = list(rows.read(chosen, self.batch))
         elsewhere = self.part == "evaluate" and bool(getattr(rows, "split", ""))
         numbers = () if elsewhere else tuple(chosen)
+        text += f", {broken_words(len(broken))}" if broken else ""
         return self._finish(batches, rows.labels(chosen), where, text, total, numbers)
 
     def of_stream(self, items: Iterable[object], where: str, text: str) -> Examples:

@@ -82,7 +82,7 @@ def _folder(
 ) -> Rows:
     """Open a folder: a published layout that is known, or images."""
     from bp_convert.data import disk_sets, flickr
-    from bp_convert.data.images import ImageFolder
+    from bp_convert.data.image_folder import ImageFolder
 
     if disk_sets.is_here(source.path):
         return disk_sets.open_set(source, specs, part, tokenizer)

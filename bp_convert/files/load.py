@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
-from bp_convert.errors import CheckpointError
+from bp_convert.errors import CheckpointError, PlanError
 from bp_convert.files.arch import ARCH_FORMS, arch_factory
 from bp_convert.files.converted import is_converted
 from bp_convert.files.inert import module_class
@@ -17,6 +17,7 @@ from bp_convert.files.safe import read_safetensors
 from bp_convert.files.sniff import Kind, kind_of, refusal
 from bp_convert.files.state import find_states, fit_weights
 from bp_convert.files.unpickle import listed, load_admitted, load_inert
+from bp_convert.graph.ready import check_ready
 
 # Keys under which training scripts pickle a whole model.
 _MODEL_KEYS = ("model", "net", "network", "module", "ema")
@@ -111,7 +112,8 @@ def _described(model: nn.Module) -> str:
 def _check_whole(path: Path, model: nn.Module) -> None:
     """Refuse a module that the pickle left without its parts."""
     try:
-        tensors = [*model.parameters(), *model.buffers()]
+        for _ in (*model.parameters(), *model.buffers()):
+            pass
         model.state_dict()
     except Exception as problem:
         raise refusal(
@@ -119,10 +121,10 @@ def _check_whole(path: Path, model: nn.Module) -> None:
             f"a {type(model).__name__} that is incomplete: {type(problem).__name__}: {problem}",
             "write it again with torch.save(model), or give its state dict with --arch",
         ) from problem
-    if any(one.is_meta for one in tensors):
-        raise refusal(
-            path, "a model on the meta device, which has no values", "save it with its weights"
-        )
+    try:
+        check_ready(model)
+    except PlanError as problem:
+        raise refusal(path, f"{problem.where}: {problem.found}", problem.fix) from None
 
 
 def _not_a_model(path: Path, content: object) -> CheckpointError:

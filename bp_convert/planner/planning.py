@@ -12,6 +12,8 @@ from bp_convert.data import Examples
 from bp_convert.errors import PlanError, TraceError
 from bp_convert.graph.example import SampleInputs
 from bp_convert.graph.observe import Observation, observe
+from bp_convert.graph.others import others_of, shared_by
+from bp_convert.graph.ready import check_ready
 from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site, walk
 from bp_convert.graph.widths import WidthPlan, widen
@@ -85,6 +87,7 @@ class _Planning:
         progress: Progress,
         given: SampleInputs | None = None,
     ) -> None:
+        check_ready(model)
         self.model = model
         self.examples = examples
         self.given = given
@@ -220,7 +223,7 @@ class _Planning:
             factors=factors if replaced else {},
             init=wish.init,
             params=(
-                kind.params(module, before),
+                sum(p.numel() for p in module.parameters()),
                 kind.params(module, after, factors if replaced else None),
             ),
             macs=(
@@ -249,17 +252,20 @@ class _Planning:
         widths: WidthPlan | None,
         seen: Observation | None,
     ) -> Plan:
+        resizes = tuple(
+            Resize(name=one.name, before=one.before, after=one.after)
+            for one in (widths.resizes if widths else ())
+        )
+        shared = shared_by(self.model, self.sites, resizes)
         plan = Plan(
             model=f"{type(self.model).__module__}.{type(self.model).__qualname__}",
             fingerprint=fingerprint(self.model),
             settings=self.settings,
             inputs=sample.specs,
             assumed=sample.words,
-            layers=layers,
-            resizes=tuple(
-                Resize(name=one.name, before=one.before, after=one.after)
-                for one in (widths.resizes if widths else ())
-            ),
+            layers=tuple(one.model_copy(update={"shared": shared[one.name]}) for one in layers),
+            others=others_of(self.model, self.sites, resizes),
+            resizes=resizes,
             attrs=tuple(
                 AttrChange(module=one.module, attr=one.attr, before=one.before, after=one.after)
                 for one in (widths.attrs if widths else ())

@@ -37,11 +37,15 @@ class Budget:
         before: of the source.
         fixed: what stays whatever is chosen.
         bytes_each: bytes of one parameter in the saved file.
+        held: words on the weights that no kind speaks for, the largest share first.
+        narrowed: whether settings keep layers out of the choice.
     """
 
     before: Mapping[str, float]
     fixed: Mapping[str, float]
     bytes_each: float = 4.0
+    held: str = ""
+    narrowed: bool = True
 
     def room(self, target: Target) -> float:
         """Return what a target leaves to the units, in the unit of their costs."""
@@ -260,6 +264,12 @@ def _refusal(
         where=f"target {target}",
         found=f"{target.limit(before):,.0f} of {before:,.0f} is out of reach",
         allowed=f"from {lowest:,.0f} (a share of {lowest / before:.4g}) to {before:,.0f}",
-        fix="ask for a value in this range, or let more layers take part: fewer --exclude, "
-        "lower floors",
+        fix=f"ask for a value in this range{_ways(budget)}",
     )
+
+
+def _ways(budget: Budget) -> str:
+    """Say what else helps, and what no choice of layers can change."""
+    more = ", or let more layers take part: fewer --exclude, lower floors"
+    stays = f"; for want of a kind these stay as they are: {budget.held}" if budget.held else ""
+    return (more if budget.narrowed else "") + stays

@@ -20,7 +20,7 @@ from bp_convert.values.report import Verification
 from bp_convert.verify.compare import Change, Difference, change, difference
 from bp_convert.verify.fingerprint import Fingerprint, check_untouched
 from bp_convert.verify.masks import masked
-from bp_convert.verify.reference import Reference, cast, change_weights
+from bp_convert.verify.reference import Reference, change_weights, in_dtype
 from bp_convert.verify.trace import last_called, parting
 
 BATCH = 2  # batch norm in train mode needs more than one
@@ -121,7 +121,7 @@ class _Verifying:
         """Run a copy of the source; return the precision in which it runs, how, and its output."""
         problem: TraceError | None = None
         for dtype in dict.fromkeys((_wide(self.converted), None)):
-            original = cast(clone(self.source, apart=True), dtype)
+            original = in_dtype(clone(self.source, apart=True), dtype)
             way = Way("eval mode", self.sample.batch(original, MANY if self.sample.real else 1))
             try:
                 return dtype, way, way.call(original)
@@ -286,7 +286,7 @@ class _Pair:
     def __init__(
         self, source: nn.Module, converted: nn.Module, plan: Plan, dtype: torch.dtype | None
     ) -> None:
-        self.twin = cast(clone(converted, apart=True), dtype)
+        self.twin = in_dtype(clone(converted, apart=True), dtype)
         self.reference = Reference(source, self.twin, plan, dtype)
         self.names = self.reference.names
         own = dtype or _dtype(converted)

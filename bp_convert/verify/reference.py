@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.graph.clone import clone
+from bp_convert.graph.reshape import cast
 from bp_convert.layers import TWINS
 from bp_convert.values.plan import Plan
 
@@ -35,7 +36,7 @@ class Reference:
             }
             self.model = clone(converted, self.swaps, apart=True)
         else:
-            self.model = cast(clone(source, apart=True), dtype)
+            self.model = in_dtype(clone(source, apart=True), dtype)
         self.update()
 
     @torch.no_grad()
@@ -54,20 +55,19 @@ class Reference:
                 tensor.copy_(found)
 
 
+def in_dtype(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+    """Return a model, cast in place where a dtype is asked for."""
+    if dtype is not None:
+        cast(model, dtype)
+    return model
+
+
 @torch.no_grad()
 def change_weights(converted: nn.Module, names: list[str], factor: float) -> None:
     """Scale every factor and bias of the named layers, in place."""
     for name in names:
         for parameter in converted.get_submodule(name).parameters():
             parameter.mul_(factor)
-
-
-def cast(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
-    """Cast a model's floating-point parameters and buffers, in place; complex ones stay."""
-    if dtype is not None:
-        convert = lambda t: t.to(dtype) if t.is_floating_point() else t  # noqa: E731
-        model._apply(convert)  # type: ignore[no-untyped-call]
-    return model
 
 
 def _widened(plan: Plan) -> bool:
