@@ -22,6 +22,7 @@ from bp_convert.cli.session import (
     progress_shown,
     show_files,
 )
+from bp_convert.errors import VerificationError
 
 app = typer.Typer(cls=DefaultGroup, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 UNTIMED = "nothing was timed: no example input is known (--input)"
@@ -66,6 +67,7 @@ def convert(
     exclude: o.Exclude = None,
     convert_head: o.ConvertHead = False,
     convert_anyway: o.ConvertAnyway = False,
+    unchecked: o.Unchecked = False,
     settings: o.SettingsFile = None,
     output: o.Output = None,
     force: o.Force = False,
@@ -125,6 +127,8 @@ def convert(
                 made = pipeline.plan(source, asked, calibrate=given, progress=progress)
             written = [pipeline.write_plan(made, plan_out, force)] if plan_out else []
             done = bool(made.converted or made.resizes)
+            if done and not (dry_run or unchecked or made.inputs or given):
+                raise _uncheckable(made)
             if dry_run:
                 result = pipeline.report_of(made, source=loaded.source)
             else:
@@ -199,6 +203,16 @@ def schema() -> None:
     from bp_convert.render.machine import schema as made
 
     print(json.dumps(made(), indent=1))
+
+
+def _uncheckable(plan: Plan) -> VerificationError:
+    return VerificationError(
+        where=plan.model,
+        found="no input is known on which it runs, so that nothing could be checked",
+        allowed="a conversion that was run beside its source",
+        fix="describe an input with --input, give examples with --calibrate, or take the result "
+        "as it is with --unchecked",
+    )
 
 
 def _check_together(ctx: typer.Context, given: dict[str, Any], plan: Path | None) -> None:

@@ -303,6 +303,14 @@ ConvertAnyway = Annotated[
         rich_help_panel=WHICH,
     ),
 ]
+Unchecked = Annotated[
+    bool,
+    typer.Option(
+        "--unchecked",
+        help="Write the result also where no input is known on which it could be checked.",
+        rich_help_panel=WHICH,
+    ),
+]
 SettingsFile = Annotated[
     Path | None,
     typer.Option(
