@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import inf, sqrt
 
 from bp_convert.errors import PlanError
 from bp_convert.kinds import Factors
@@ -103,7 +103,7 @@ def choose(
     choice = [_polished(unit, at, limits) for unit, at in zip(units, choice, strict=True)]
     choice = _filled(units, choice, limits)
     found.notes += _unspent(units, targets, budget, choice)
-    return _result(found, units, choice)
+    return _result(found, units, choice, limits)
 
 
 def _guarded(
@@ -219,7 +219,9 @@ def _polished(
     return best
 
 
-def _result(found: Found, units: Sequence[Unit], choice: Sequence[int]) -> Found:
+def _result(
+    found: Found, units: Sequence[Unit], choice: Sequence[int], limits: Mapping[str, float]
+) -> Found:
     squared: dict[str, float] = {}
     for unit, at in zip(units, choice, strict=True):
         spec, error = unit.spec(at), float(unit.errors[at])
@@ -230,9 +232,18 @@ def _result(found: Found, units: Sequence[Unit], choice: Sequence[int]) -> Found
             found.factors.setdefault(unit.name, {})[unit.role] = spec
             squared[unit.name] = max(squared.get(unit.name, 0.0), error)
     found.error = sqrt(squared_error(found.error))
+    wanted = {unit.name: unit.wanted for unit in units}
+    room = limits.get("params", inf) - _sum(units, choice, "params")
     for name in list(found.factors):
-        if all(map(_is_whole, found.factors[name].values())):
-            del found.factors[name], squared[name]  # no role gained: the layer stays
+        factors = found.factors[name]
+        if all(map(_is_whole, factors.values())):
+            one, widths = wanted[name].site, wanted[name].widths
+            more = one.kind.params(one.module, widths) - one.kind.params(
+                one.module, widths, factors
+            )
+            if more <= room:  # no role gained: the layer stays, with biases that its twin merges
+                room -= max(0, more)
+                del found.factors[name], squared[name]
     found.errors = {name: sqrt(error) for name, error in squared.items()}
     return found
 
