@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import bp_convert
+from bp_convert.errors import FactorError
 from bp_convert.graph.walk import walk
 from bp_convert.kinds import Factors, Spread
 from bp_convert.kinds.base import whole
@@ -101,3 +102,14 @@ def test_a_single_output_is_kept_or_made_of_its_pairs(inputs: int, by_data: bool
     specs = [unit.spec(at) for at in range(1, len(unit.errors))]
     assert bool(specs) == (inputs >= 36)
     assert all(spec is not None and min(spec.inp) > 1 for spec in specs)
+
+
+@BY_DATA
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(bad: float, by_data: bool) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).eval()
+    with torch.no_grad():
+        model[1].weight[2, 3] = bad
+    data = torch.randn(20, 8) if by_data else None
+    with pytest.raises(FactorError, match=r"1 \(Linear\)(.|\n)*1 of 64 entries"):
+        _units(model, "kron-data" if by_data else "kron", data)
