@@ -16,6 +16,7 @@ from bp_convert.search.allocate import (
     quantity,
     squared_error,
 )
+from bp_convert.search.exact import KEPT
 from bp_convert.search.options import COSTS, Unit, with_option
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.target import Target
@@ -118,7 +119,7 @@ def _guarded(
     for slack in SLACKS:
         held = {**limits, **{name: slack * time for name, time in times.items()}}
         try:
-            found = allocate(units, held)
+            found = allocate(units, held, exact=False)  # a wish, which may be missed
         except OutOfReachError:
             continue
         spent = _spent(units, found, limits) >= min(SPENT, _spent(units, choice, limits))
@@ -200,7 +201,7 @@ def _polished(
         return at
     names = [name for name in limits if name != ERROR]
     columns = sorted({COSTS.index(name) for name in names} | {0})
-    allowed = unit.costs[at, columns] * (1 + 1e-9)
+    allowed = unit.costs[at, columns] * (1 + KEPT)
     for name, more in (room or {}).items():
         allowed[columns.index(COSTS.index(name))] += max(0.0, more)
     if room and "params" not in limits:
