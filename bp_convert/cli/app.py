@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +23,9 @@ from bp_convert.cli.session import (
     show_files,
 )
 from bp_convert.errors import VerificationError
+
+if TYPE_CHECKING:
+    from bp_convert.values.plan import Plan
 
 app = typer.Typer(cls=DefaultGroup, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 UNTIMED = "nothing was timed: no example input is known (--input)"

@@ -15,6 +15,7 @@ from bp_convert.graph.clone import clone
 from bp_convert.graph.walk import Site
 from bp_convert.kinds import Spread
 from bp_convert.kron.fit import low_rank
+from bp_convert.kron.nearest import check_finite
 from bp_convert.search import cache
 from bp_convert.search.curves import Curve, curves_of
 from bp_convert.search.options import Unit, Wanted, make_unit
@@ -97,6 +98,7 @@ class Candidates:
 
         Raises:
             DataError: the model does not run on the calibration data.
+            FactorError: weights that are not finite.
         """
         units = []
         for number, wanted in enumerate(self.wanted):
@@ -104,6 +106,8 @@ class Candidates:
             self.progress(f"candidates of {site.name}", number, len(self.wanted))
             matrices = site.kind.matrices(site.module, Spread())
             for role, ones in matrices.items():
+                for one in ones:
+                    check_finite(one, f"{site.name} ({site.kind.name})")
                 curves, sensitivity = self._curves(wanted, role, ones)
                 if self.by_data:
                     curves = [one for one in map(handicapped, curves) if _fits(one, site)]

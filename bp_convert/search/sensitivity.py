@@ -14,6 +14,8 @@ from bp_convert.graph.tree import tensors_in
 from bp_convert.graph.walk import Site
 from bp_convert.kinds import Spread
 from bp_convert.kron.metric import Metric
+from bp_convert.kron.nearest import gram
+from bp_convert.kron.scale import unit
 
 LOST = 0.1  # share of the layer's output energy that the trial takes away
 FEWEST, MOST = 0.1, 7.0  # bounds of a sensitivity: one trial is no certainty
@@ -69,26 +71,28 @@ class Trials:
         shifts = [-(change @ mean.to(change)) for change, mean in zip(changes, means, strict=True)]
         with _changed(site, module, role, changes, shifts):
             grown = self._error()
-        if grown is None:
-            return 1.0
-        return damped(grown / (lost / total))
+        return 1.0 if grown is None else damped(grown / (lost / total))
 
     def _outputs(self, number: int, batch: Batch) -> list[Tensor]:
         output = run_quietly(self.model, batch, number)
-        return [t.float() for t in tensors_in(output) if t.is_floating_point()]
+        return [t.double() for t in tensors_in(output) if t.is_floating_point()]
 
     def _error(self) -> float | None:
-        """Return the squared relative error of the outputs; None where none can be compared,
-        since their lengths hang on their values."""
+        """Return the squared error relative to the outputs' variance; None where no output keeps
+        its shape, as may be where that hangs on values."""
         gap = size = 0.0
+        compared = False
         for number, batch in enumerate(self.batches):
             for now, then in zip(self._outputs(number, batch), self.wanted[number], strict=False):
                 if now.shape != then.shape:
                     continue
-                gap += float((now - then).square().sum(dtype=torch.float64))
-                centre = then.mean(0) if len(then) > 1 else 0.0
-                size += float((then - centre).square().sum(dtype=torch.float64))
-        return gap / size if size else None
+                compared = True
+                gap += float((now - then).square().sum())
+                centre = then.mean(0) if then.dim() and len(then) > 1 else 0.0
+                size += float((then - centre).square().sum())
+        if not compared:
+            return None
+        return gap / size if size else 0.0
 
 
 def damped(growth: float) -> float:
@@ -107,8 +111,7 @@ def damped(growth: float) -> float:
 def _truncated(matrix: Tensor, metric: Metric) -> Tensor:
     """Cut off the weakest directions of the output, up to a share of its energy."""
     weight = matrix.float()
-    rows = metric.root(weight)
-    values, vectors = torch.linalg.eigh((rows @ rows.t()).double())  # rising
+    values, vectors = torch.linalg.eigh(gram(metric.root(unit(weight)[0])))  # rising
     values = values.clamp(min=0)
     cut = int((values.cumsum(0) <= LOST * values.sum()).sum())
     weak = vectors[:, : min(max(cut, 1), len(values) - 1)].float()
