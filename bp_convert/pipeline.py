@@ -28,8 +28,8 @@ from bp_convert.planner import MAP_BATCH, make_plan
 from bp_convert.render.summary import verdict
 from bp_convert.reporting import report_of
 from bp_convert.storage import (
-    PLAN_ATTRIBUTE,
     load,
+    mark,
     plan_in,
     read_plan,
     save,
@@ -366,7 +366,7 @@ def _apply(
         errors, missed = fit_to_data(model, done.model, plan, examples.batches, progress)
         done.errors.update(errors)
         done.missed.update(missed)
-    setattr(done.model, PLAN_ATTRIBUTE, plan.model_dump_json(by_alias=True))
+    mark(done.model, plan.model_dump_json(by_alias=True))
     return done
 
 

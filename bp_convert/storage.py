@@ -10,31 +10,62 @@ from pydantic import ValidationError
 from torch import nn
 
 from bp_convert.errors import CheckpointError, PlanError
-from bp_convert.files import arch_factory, fill, read_converted, save_converted, write_text
+from bp_convert.files import (
+    Converted,
+    arch_factory,
+    fill,
+    gone,
+    is_converted,
+    load_model,
+    read_back,
+    read_converted,
+    save_converted,
+    write_text,
+)
 from bp_convert.files import save_dense as _save_dense
+from bp_convert.files.atomic import Prove
 from bp_convert.graph.clone import clone
 from bp_convert.graph.running import evaluating
 from bp_convert.layers import TWINS
+from bp_convert.pickles.guard import guard, unguard
 from bp_convert.surgery import apply_plan
 from bp_convert.values.plan import Plan
 
 PLAN_ATTRIBUTE = "bp_convert_plan"
 
 
+def mark(model: nn.Module, plan_json: str) -> None:
+    """Note on a converted model the plan that made it, as ``save`` wants to know it."""
+    setattr(model, PLAN_ATTRIBUTE, plan_json)
+    guard(model)
+
+
 def save(
-    model: nn.Module, path: str | Path, *, arch: str | None = None, force: bool = False
+    model: nn.Module,
+    path: str | Path,
+    *,
+    arch: str | None = None,
+    force: bool = False,
+    trust: Sequence[str] = (),
+    check: bool = True,
+    prove: Prove | None = None,
 ) -> list[Path]:
     """Write a converted model to a ``.pt`` file, or a ``.safetensors`` file beside its plan.
 
     Args:
         arch: how to make the source model again; then the file holds weights and plan only.
         force: replace an existing file.
+        trust: packages and Python files that will be trusted when the file is loaded.
+        check: read the file back, and compare every bit, before it takes its name.
+        prove: does so in the place of ``check``.
 
     Returns:
         The files written.
 
     Raises:
-        CheckpointError: the file exists, cannot be written, or the model was not made here.
+        CheckpointError: the file could not be read back, exists, cannot be written, or the model
+            was not made here.
+        VerificationError: the file does not hold what the model does; then it is removed.
     """
     text = getattr(model, PLAN_ATTRIBUTE, None)
     if not isinstance(text, str):
@@ -45,6 +76,8 @@ def save(
             fix="convert it first, or save it with torch.save",
         )
     made = Plan.model_validate_json(text)
+    if prove is None and check:
+        prove = read_back(model, Path(path), trust=trust)
     return save_converted(
         Path(path),
         model=model,
@@ -52,6 +85,8 @@ def save(
         settings_json=made.settings.model_dump_json(by_alias=True),
         arch=arch,
         force=force,
+        trust=trust,
+        prove=prove,
     )
 
 
@@ -59,39 +94,82 @@ def load(
     path: str | Path,
     *,
     model: nn.Module | Callable[[], nn.Module] | None = None,
+    arch: str | None = None,
     trust: Sequence[str] = (),
 ) -> nn.Module:
-    """Give a saved converted model back, on the CPU and in eval mode.
+    """Give a saved model back, on the CPU and in eval mode.
 
     Args:
+        path: a file that ``save`` or the command line wrote: of a converted model, or of one in
+            plain layers, as ``bp-convert dense`` and ``finetune`` write them.
         model: the source model, or what makes it, where the file holds weights and plan only and
-            names no architecture.
-        trust: packages whose classes the file may hold; their code runs.
+            names no architecture, or one that is not there any more.
+        arch: how to make the source model, as the command line takes it; in place of ``model``.
+        trust: packages and Python files whose classes the file may hold; their code runs.
 
     Raises:
-        CheckpointError: the file is not a converted model, or needs ``model`` or ``trust``.
+        CheckpointError: the file is no model, or needs ``model``, ``arch`` or ``trust``.
     """
-    read = read_converted(Path(path), trust=trust)
+    if model is None and arch is not None:
+        model = arch_factory(arch, trust=trust, typed=True)
+    if not is_converted(path):
+        if model is not None:
+            raise _not_converted(path)
+        return evaluating(load_model(path, trust=trust).model)
+    return restored(read_converted(path, trust=trust), str(path), model=model, trust=trust)
+
+
+def restored(
+    read: Converted,
+    where: str,
+    *,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    trust: Sequence[str] = (),
+) -> nn.Module:
+    """Make the model whose file was read; see ``load``."""
     if read.skeleton is not None and model is None:
+        mark(read.skeleton, read.plan_json)
         return evaluating(read.skeleton)
-    made = read_plan_text(read.plan_json, str(path))
+    made = read_plan_text(read.plan_json, where)
     if isinstance(model, nn.Module):
         source = model
     elif model is not None:
         source = model()
     elif read.arch is not None:
-        source = arch_factory(read.arch, trust=trust)()
+        source = _made_by(read.arch, where, trust)
     else:
-        raise CheckpointError(
-            where=str(path),
-            found="weights and a plan, without the architecture they belong to",
-            allowed="a source model to apply the plan to",
-            fix="load(path, model=YourModel) with the source model or what makes it",
-        )
+        raise _needs_model(where, "weights and a plan, without the architecture they belong to")
     ghost = apply_plan(source, _cold(made)).model
     fill(ghost, read.state)
-    setattr(ghost, PLAN_ATTRIBUTE, read.plan_json)
+    mark(ghost, read.plan_json)
     return evaluating(ghost)
+
+
+def _made_by(arch: str, where: str, trust: Sequence[str]) -> nn.Module:
+    place = gone(arch)
+    if place is not None:
+        raise _needs_model(where, f"weights and a plan for {arch}, but {place} is not there")
+    return arch_factory(arch, trust=trust)()
+
+
+def _needs_model(where: str, found: str) -> CheckpointError:
+    return CheckpointError(
+        where=where,
+        found=found,
+        allowed="a source model to apply the plan to",
+        fix="bp_convert.load(path, model=YourModel) with the source model or what makes it, or "
+        "bp_convert.load(path, arch=...) with where it is now",
+    )
+
+
+def _not_converted(path: str | Path) -> CheckpointError:
+    return CheckpointError(
+        where=str(path),
+        found="a file that holds no plan: its model was not converted, or is in plain layers again",
+        allowed="a converted model, where model or arch is given",
+        fix=f"bp_convert.load({str(path)!r}) for a whole model; bp_convert.open_model(path, "
+        "arch=...) for weights",
+    )
 
 
 def to_dense(model: nn.Module) -> nn.Module:
@@ -102,12 +180,25 @@ def to_dense(model: nn.Module) -> nn.Module:
     dense = clone(model, swaps)
     if hasattr(dense, PLAN_ATTRIBUTE):
         delattr(dense, PLAN_ATTRIBUTE)
+    unguard(dense)
     return dense
 
 
-def save_dense(model: nn.Module, path: str | Path, *, force: bool = False) -> Path:
-    """Write a model without bilinear layers as one pickled module, atomically."""
-    return _save_dense(Path(path), model, force=force)
+def save_dense(
+    model: nn.Module,
+    path: str | Path,
+    *,
+    force: bool = False,
+    trust: Sequence[str] = (),
+    prove: Prove | None = None,
+) -> Path:
+    """Write a model without bilinear layers as one pickled module, atomically.
+
+    Raises:
+        CheckpointError, VerificationError: as ``save``.
+    """
+    prove = prove or read_back(model, Path(path), trust=trust)
+    return _save_dense(Path(path), model, force=force, trust=trust, prove=prove)
 
 
 def plan_in(path: str | Path) -> Plan:

@@ -14,7 +14,7 @@ from bp_convert.data import Examples
 from bp_convert.errors import PlanError
 from bp_convert.graph.clone import clone
 from bp_convert.pruning import prune
-from bp_convert.storage import PLAN_ATTRIBUTE
+from bp_convert.storage import mark
 from bp_convert.values.plan import Plan, Totals
 from bp_convert.values.recipe import Job
 from bp_convert.values.report import Report
@@ -106,7 +106,7 @@ def build(job: Job, source: Source, examples: Examples | None, progress: Progres
             init=job.request.init,
             seed=job.request.seed,
         )
-        setattr(done.model, PLAN_ATTRIBUTE, pruned.model_dump_json(by_alias=True))
+        mark(done.model, pruned.model_dump_json(by_alias=True))
         warm = job.request.init == "warm"
         lost = tuple(f"{name} starts from noise: {why}" for name, why in done.random.items())
         notes = (*pruned.notes, *(lost if warm else ()))

@@ -24,8 +24,7 @@ from bp_convert.batch.train import finetune
 from bp_convert.errors import BpConvertError
 from bp_convert.evaluation import Scorer
 from bp_convert.faults import Trail, of_the_machine
-from bp_convert.files import write_text
-from bp_convert.files.atomic import write_all
+from bp_convert.files import check_writable, save_weights, write_text
 from bp_convert.graph.running import evaluating
 from bp_convert.render.documents import document
 from bp_convert.reporting import scored, trained
@@ -131,6 +130,9 @@ class _Run:
         torch.manual_seed(job.seed)
         self.progress("opening the model", 0, 1)
         source = trained_source(job, self.full, self.results, self.progress)
+        if job.weights != "none":
+            arch = None if job.counterpart == "full" else source.arch
+            check_writable(source.model, f"model.{job.weights}", arch=arch, trust=job.trust)
         self.progress("reading the examples", 0, 1)
         examples = calibration(job, source.model)
         scored = evaluation(job, source.model, examples)
@@ -208,14 +210,11 @@ class _Run:
             return
         path = self.draft / f"model.{self.job.weights}"
         if made.plan is not None:
-            pipeline.save(model, path, arch=source.arch)
+            pipeline.save(model, path, arch=source.arch, trust=self.job.trust)
         elif path.suffix == ".pt":
-            pipeline.save_dense(model, path)
+            pipeline.save_dense(model, path, trust=self.job.trust)
         else:
-            state = {name: one.contiguous() for name, one in model.state_dict().items()}
-            from safetensors.torch import save_file
-
-            write_all([(path, lambda place: save_file(state, place))])
+            save_weights(path, model)
 
 
 def _reported(

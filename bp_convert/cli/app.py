@@ -96,7 +96,7 @@ def convert(
     _check_together(ctx, stands, plan)
     with errors_shown() as trail:
         from bp_convert.cli.data import open_with_data
-        from bp_convert.cli.outputs import check_outputs, write_reports
+        from bp_convert.cli.outputs import check_outputs, result_at, write_reports
         from bp_convert.cli.retrain import trainer_from
         from bp_convert.cli.settings import settings_from
 
@@ -105,9 +105,12 @@ def convert(
         goal = output or Path(f"{model.stem}-bp.pt")
         reports, timed = report or [], measure or batch is not None
         check_outputs(None if dry_run else goal, reports=reports, plan_out=plan_out, force=force)
-        from bp_convert import pipeline
+        with (
+            result_at(goal, trust=trust, force=force, wanted=not dry_run) as file,
+            progress_shown(trail, quiet=quiet or json_only, left=trainer is not None) as progress,
+        ):
+            from bp_convert import pipeline
 
-        with progress_shown(trail, quiet=quiet or json_only, left=trainer is not None) as progress:
             trail.stage = "reading the model"
             made = pipeline.read_plan(plan) if plan is not None else None
             loaded, data = open_with_data(
@@ -123,6 +126,8 @@ def convert(
                 training=None if trainer is None else trainer.settings,
             )
             source = pipeline.moved(loaded.model, device)
+            if file is not None:
+                file.check(source, loaded.arch)
             trail.stage = "reading the examples"
             given = data.calibration(source)
             trail.stage = "planning"
@@ -154,10 +159,12 @@ def convert(
                     small, result = trainer.run(small, source, result, data, metric, progress)
             trail.stage = "writing"
             untimed = [UNTIMED] if timed and not made.inputs else []
-            notes = (*loaded.notes, *result.notes, *untimed)
+            remarks: list[str] = []
+            if file is not None and done:
+                files, remarks = file.write(small, loaded.arch, model)
+                written += files
+            notes = (*loaded.notes, *result.notes, *untimed, *remarks)
             result = result.model_copy(update={"notes": notes})
-            if not dry_run and done:
-                written += pipeline.save(small, goal, arch=loaded.arch, force=force)
         written += write_reports(result, reports, force=force)
         print_report(result, json_only=json_only, quiet=quiet, verbose=verbose)
         show_files([] if quiet or json_only else written)
@@ -168,18 +175,26 @@ def convert(
 def dense(
     model: Annotated[Path, typer.Argument(help="A file that bp-convert wrote.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the plain model goes.")],
+    arch: o.Arch = None,
     trust: o.Trust = None,
     force: o.Force = False,
 ) -> None:
     """Turn a converted model back into plain torch layers of the same weights."""
     with errors_shown():
-        from bp_convert import pipeline
+        from bp_convert.cli.outputs import result_at
 
-        pipeline.check_output(output, force)
-        plain = pipeline.to_dense(pipeline.load(model, trust=trust or ()))
-        pipeline.save_dense(plain, output, force=force)
+        with result_at(output, trust=trust, force=force) as file:
+            from bp_convert import pipeline
+
+            pipeline.check_output(output, force)
+            plain = pipeline.to_dense(pipeline.load(model, arch=arch, trust=trust or ()))
+            assert file is not None
+            _, notes = file.write(plain)
         count = sum(p.numel() for p in plain.parameters())
-        print(f"{output}: {type(plain).__name__} in plain torch layers, {count:,} parameters")
+        words = "".join(f"; {note}" for note in notes)
+        print(
+            f"{output}: {type(plain).__name__} in plain torch layers, {count:,} parameters{words}"
+        )
 
 
 @app.command()

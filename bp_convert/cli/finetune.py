@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -141,6 +141,7 @@ def finetune(
     Several processes: torchrun --nproc_per_node 2 -m bp_convert finetune ...
     """
     with errors_shown() as trail:
+        from bp_convert.cli.outputs import result_at
         from bp_convert.cli.training import tokenizer_beside, training_from
         from bp_convert.files.atomic import check_output
         from bp_convert.files.converted import OUTPUT_SUFFIXES
@@ -155,11 +156,16 @@ def finetune(
         goal = output or Path(f"{_stem(model)}-trained.pt")
         check_output(goal, force=force, suffixes=OUTPUT_SUFFIXES)
         first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts
-        with progress_shown(trail, quiet=quiet or json_only or not first, left=True) as progress:
+        with (
+            result_at(goal, trust=trust, force=force, wanted=first) as file,
+            progress_shown(trail, quiet=quiet or json_only or not first, left=True) as progress,
+        ):
             from bp_convert.training import finetune as train
             from bp_convert.training import leave
 
             opened, made_by = _opened(model, arch, trust)
+            if file is not None:
+                file.check(opened, made_by)
             trained, report = train(
                 opened,
                 teacher=None if teacher is None else _opened(teacher, arch, trust)[0],
@@ -172,10 +178,11 @@ def finetune(
                 tokenizer=tokenizer_beside(model, arch, tokenizer),
                 progress=progress,
             )
-        leave()
-        if not first:
-            return
-        written = _save(trained, goal, made_by, force)
+            leave()
+            if file is None:
+                return
+            written, notes = file.write(trained, made_by)
+        report = report.model_copy(update={"notes": (*report.notes, *notes)})
         if json_only:
             print(as_json(report.model_dump(mode="json")))
             return
@@ -201,15 +208,6 @@ def _opened(model: str, arch: str | None, trust: list[str] | None) -> tuple[nn.M
         return pipeline.load(path, model=make, trust=trust or ()), found
     loaded = pipeline.open_model(path, arch=arch, trust=trust or ())
     return loaded.model, loaded.arch
-
-
-def _save(model: nn.Module, goal: Path, made_by: str | None, force: bool) -> list[Any]:
-    from bp_convert import pipeline
-    from bp_convert.storage import PLAN_ATTRIBUTE
-
-    if hasattr(model, PLAN_ATTRIBUTE):
-        return list(pipeline.save(model, goal, arch=made_by, force=force))
-    return [pipeline.save_dense(model, goal, force=force)]
 
 
 def _share(text: str | None) -> str | float | None:

@@ -159,6 +159,7 @@ def sweep(
         }
         asked = settings_from(None, {name: one for name, one in given.items() if one is not None})
         from bp_convert import pipeline, studies
+        from bp_convert.files import check_writable
         from bp_convert.render import study
 
         with progress_shown(trail, quiet=quiet or json_only) as progress:
@@ -174,9 +175,12 @@ def sweep(
                 tokenizer=tokenizer,
             )
 
+            for path in files.values():
+                check_writable(loaded.model, path, arch=loaded.arch, trust=trust or ())
+
             def keep(small: Any, one: Any) -> Path:
                 path = files[one]
-                pipeline.save(small, path, arch=loaded.arch, force=force)
+                pipeline.save(small, path, arch=loaded.arch, force=force, trust=trust or ())
                 return path
 
             found = studies.sweep(

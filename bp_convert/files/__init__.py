@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bp_convert.files.atomic import check_output, write_text
 
 if TYPE_CHECKING:
-    from bp_convert.files.arch import ARCH_FORMS, arch_factory
+    from bp_convert.files.arch import ARCH_FORMS, arch_factory, gone
     from bp_convert.files.converted import (
         OUTPUT_SUFFIXES,
         Converted,
@@ -20,9 +20,12 @@ if TYPE_CHECKING:
         read_converted,
         save_converted,
         save_dense,
+        save_weights,
     )
     from bp_convert.files.load import Loaded, load_model
+    from bp_convert.files.reread import read_back
     from bp_convert.files.tensors import fill
+    from bp_convert.files.writable import check_writable
 
 _HOME = {
     "ARCH_FORMS": "arch",
@@ -30,13 +33,17 @@ _HOME = {
     "Converted": "converted",
     "Loaded": "load",
     "arch_factory": "arch",
+    "check_writable": "writable",
     "fill": "tensors",
+    "gone": "arch",
     "is_converted": "converted",
     "load_model": "load",
     "needs_trust": "converted",
+    "read_back": "reread",
     "read_converted": "converted",
     "save_converted": "converted",
     "save_dense": "converted",
+    "save_weights": "converted",
 }
 
 __all__ = [
@@ -46,13 +53,17 @@ __all__ = [
     "Loaded",
     "arch_factory",
     "check_output",
+    "check_writable",
     "fill",
+    "gone",
     "is_converted",
     "load_model",
     "needs_trust",
+    "read_back",
     "read_converted",
     "save_converted",
     "save_dense",
+    "save_weights",
     "write_text",
 ]
 

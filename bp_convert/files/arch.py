@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ import torchvision
 from torch import nn
 
 from bp_convert.errors import BpConvertError, CheckpointError
-from bp_convert.files.code import covers, run_file, run_module
 from bp_convert.models import MODELS, build
+from bp_convert.pickles.code import covers, run_file, run_module
 
 ARCH_FORMS = (
     "torchvision:resnet18, timm:NAME, transformers:FOLDER, bp:NAME, FILE.py:FACTORY or "
@@ -58,6 +59,39 @@ def arch_factory(
         raise _bad(arch, "no known form", f"use one of these forms: {ARCH_FORMS}")
     factory = _user_factory(arch, target, name, trust, typed)
     return _maker(arch, lambda: factory(**options))
+
+
+def arch_of_folder(folder: Path) -> str | None:
+    """Return the architecture of a transformers folder, of the class that its weights are of."""
+    if not (folder / "config.json").is_file():
+        return None
+    try:
+        named = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
+    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
+        named = None
+    known = isinstance(named, str) and named.isidentifier()
+    return f"transformers:{folder.resolve()}" + (f"?class={named}" if known else "")
+
+
+def absolute(arch: str) -> str:
+    """Return an architecture with the whole path of its folder or file, to be read anywhere."""
+    text, mark, query = arch.partition("?")
+    source, _, name = text.partition(":")
+    target, _, factory = text.rpartition(":")
+    if source == "transformers":
+        text = f"{source}:{Path(name).resolve()}"
+    elif target.endswith(".py"):
+        text = f"{Path(target).resolve()}:{factory}"
+    return f"{text}{mark}{query}"
+
+
+def gone(arch: str) -> Path | None:
+    """Return the folder or file of an architecture if it is not there, else None."""
+    text = arch.partition("?")[0]
+    source, _, name = text.partition(":")
+    place = Path(name) if source == "transformers" else Path(text.rpartition(":")[0])
+    known = source == "transformers" or place.suffix == ".py"
+    return place if known and not place.exists() else None
 
 
 def _maker(arch: str, make: Callable[[], object]) -> Callable[[], nn.Module]:
@@ -113,7 +147,8 @@ def _transformers(arch: str, folder: str, options: dict[str, Any]) -> Callable[[
         )
     wanted = str(options.pop("class", "AutoModel"))
     head: Any = getattr(transformers, wanted, None)
-    if not wanted.startswith("Auto") or not hasattr(head, "from_config"):
+    auto = wanted.startswith("Auto") and hasattr(head, "from_config")
+    if not auto and not _is_subclass(head, transformers.PreTrainedModel):
         near = [one for one in dir(transformers) if one.startswith("AutoModel")]
         raise _unknown(arch, wanted, near)
 
@@ -121,10 +156,16 @@ def _transformers(arch: str, folder: str, options: dict[str, Any]) -> Callable[[
         config = transformers.AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, **options
         )
-        model: nn.Module = head.from_config(config, trust_remote_code=False)
+        model: nn.Module = (
+            head.from_config(config, trust_remote_code=False) if auto else head(config)
+        )
         return model
 
     return make
+
+
+def _is_subclass(found: object, base: type) -> bool:
+    return isinstance(found, type) and issubclass(found, base)
 
 
 def _user_factory(arch: str, target: str, name: str, trust: Sequence[str], typed: bool) -> Factory:

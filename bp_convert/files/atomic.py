@@ -6,12 +6,14 @@ import contextlib
 import hashlib
 import os
 import secrets
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bp_convert.errors import CheckpointError
 
 Write = Callable[[Path], None]
+Prove = Callable[[Sequence[Path]], None]
 
 
 def check_output(path: Path, *, force: bool = False, suffixes: Sequence[str] = ()) -> Path:
@@ -45,7 +47,7 @@ def check_output(path: Path, *, force: bool = False, suffixes: Sequence[str] = (
             raise _refused(
                 path, f"no folder {real.parent}", "a file in an existing folder", "make the folder"
             )
-        probe = _temporary(real)
+        probe = temporary(real)
         probe.touch(exist_ok=False)
         probe.unlink()
     except (OSError, ValueError) as problem:
@@ -53,43 +55,69 @@ def check_output(path: Path, *, force: bool = False, suffixes: Sequence[str] = (
     return real
 
 
-def write_all(writes: Sequence[tuple[Path, Write]], *, force: bool = False) -> list[Path]:
-    """Write several files under temporary names, and rename them when all are complete.
+def write_all(
+    writes: Sequence[tuple[Path, Write]],
+    *,
+    force: bool = False,
+    prove: Prove | None = None,
+    labels: Sequence[str] = (),
+) -> list[Path]:
+    """Write several files under temporary names, and rename them in turn when all are complete.
 
     Args:
         writes: for each file its path and a function that writes it to the path that it is given.
         force: replace existing files.
+        prove: called with the temporary files when they are complete; what it raises stops all.
+        labels: for each file what its temporary name is made of; chance where that is empty.
 
     Raises:
         CheckpointError: a file cannot be written; then nothing is left behind, and files that
             stood there before are unchanged.
     """
     done: list[tuple[Path, Path]] = []
+    renamed = False
     try:
-        for path, write in writes:
+        for index, (path, write) in enumerate(writes):
             real = check_output(path, force=force)
-            temporary = _temporary(real)
-            done.append((temporary, real))
+            place = temporary(real, labels[index] if labels else "")
+            done.append((place, real))
             try:
-                write(temporary)
-                sync(temporary)
+                mode = _mode(real)
+                write(place)
+                place.chmod(mode)  # safetensors writes for the owner alone
+                sync(place)
             except CheckpointError:
                 raise
             except Exception as problem:  # OSError, and what torch and safetensors make of it
                 raise _failed(path, problem) from problem
-        for temporary, real in done:
+        if prove is not None:
+            prove([place for place, _ in done])
+        for place, real in done:
             try:
-                temporary.replace(real)
+                place.replace(real)
             except OSError as problem:
                 raise _failed(real, problem) from problem
+            renamed = True
     finally:
-        for temporary, _ in done:
+        for place, _ in [] if renamed else done:  # what belongs to a renamed file is needed
             with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+                place.unlink(missing_ok=True)
     for folder in {real.parent for _, real in done}:
         with contextlib.suppress(OSError):  # not every system opens folders
             sync(folder)
     return [path for path, _ in writes]
+
+
+def _mode(path: Path) -> int:
+    """Return the permissions of the file at ``path``, or those that a new file gets there."""
+    if path.exists():
+        return stat.S_IMODE(path.stat().st_mode)
+    probe = temporary(path)
+    probe.touch(exist_ok=False)
+    try:
+        return stat.S_IMODE(probe.stat().st_mode)
+    finally:
+        probe.unlink()
 
 
 def write_hashed(folder: Path, stem: str, suffix: str, write: Write) -> Path:
@@ -103,19 +131,19 @@ def write_hashed(folder: Path, stem: str, suffix: str, write: Write) -> Path:
     Raises:
         CheckpointError: it cannot be written; then nothing is left behind.
     """
-    temporary = _temporary(folder / f"{stem}{suffix}")
+    place = temporary(folder / f"{stem}{suffix}")
     try:
-        write(temporary)
-        sync(temporary)
-        path = folder / f"{stem}-{digest_of_file(temporary)}{suffix}"
-        temporary.replace(path)
+        write(place)
+        sync(place)
+        path = folder / f"{stem}-{digest_of_file(place)}{suffix}"
+        place.replace(path)
     except CheckpointError:
         raise
     except Exception as problem:  # OSError, and what torch makes of it
         raise _failed(folder / f"{stem}{suffix}", problem) from problem
     finally:
         with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            place.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         sync(folder)
     return path
@@ -141,14 +169,15 @@ def write_text(path: Path, text: str, *, force: bool = False) -> Path:
         CheckpointError: the file exists and ``force`` is not given, or it cannot be written.
     """
 
-    def write(temporary: Path) -> None:
-        temporary.write_text(text, encoding="utf-8")
+    def write(place: Path) -> None:
+        place.write_text(text, encoding="utf-8")
 
     return write_all([(path, write)], force=force)[0]
 
 
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".bp-convert-{secrets.token_hex(6)}.tmp")
+def temporary(path: Path, label: str = "") -> Path:
+    """Return a name beside ``path`` for a file that is being written: by chance, or by a label."""
+    return path.with_name(f".bp-convert-{label or secrets.token_hex(6)}.tmp")
 
 
 def sync(path: Path) -> None:

@@ -7,13 +7,13 @@ safe loader must admit, and the state is None.
 
 ``NAME.safetensors`` holds each tensor once; ``NAME.plan.json`` beside it holds the rest, and which
 names are tied to which.
+
+Format 2 differs from 1 by entries that are neither parameters nor buffers: extra state.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import pickletools
 import zipfile
 from collections.abc import Sequence
@@ -21,22 +21,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from bp_convert.errors import CheckpointError
-from bp_convert.files.atomic import Write, check_output, write_all
-from bp_convert.files.picklable import check_picklable
-from bp_convert.files.safe import read_header, read_safetensors
+from bp_convert.files.arch import absolute
+from bp_convert.files.atomic import Prove, Write, check_output, write_all
+from bp_convert.files.safe import read_header
+from bp_convert.files.sidecar import (
+    STAMP,
+    read_pair,
+    tensors_in,
+    weights_writer,
+    write_pair,
+    wrong,
+)
 from bp_convert.files.sniff import Kind, kind_of
-from bp_convert.files.tensors import all_weights, compacted, join_ties, split_ties
+from bp_convert.files.storable import is_plain
+from bp_convert.files.tensors import further_state, split_ties, whole_state
 from bp_convert.files.unpickle import load_admitted, refused_names
+from bp_convert.files.writable import check_whole, check_writable
+from bp_convert.pickles import forms
 
-FORMAT = 1
+FORMAT = 2
 OUTPUT_SUFFIXES = (".pt", ".pth", ".safetensors")
 _KEYS = ("format", "plan", "settings", "arch", "state", "skeleton")
-_STAMP = "bp_convert_plan"  # in a safetensors header: the digest of the plan beside it
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,7 @@ class Converted:
         plan_json: the plan, as JSON.
         settings_json: the settings that the plan was made from, as JSON.
         arch: how to make the source model, if the file says so.
-        state: every tensor of the converted model, by each of its names.
+        state: every entry of the converted model's state, by each of its names.
         skeleton: the converted model itself, if the file holds it.
     """
 
@@ -56,7 +64,7 @@ class Converted:
     plan_json: str
     settings_json: str
     arch: str | None
-    state: dict[str, Tensor]
+    state: dict[str, Any]
     skeleton: nn.Module | None
 
 
@@ -68,6 +76,8 @@ def save_converted(
     settings_json: str,
     arch: str | None,
     force: bool = False,
+    trust: Sequence[str] = (),
+    prove: Prove | None = None,
 ) -> list[Path]:
     """Write a converted model whole or not at all.
 
@@ -75,37 +85,65 @@ def save_converted(
         path: ``NAME.pt``, or ``NAME.safetensors`` to have ``NAME.plan.json`` written beside it.
         arch: how to make the source model; then a ``.pt`` file holds no class of the user.
         force: replace existing files.
+        trust: packages and Python files that will be trusted when the file is loaded.
+        prove: called with the files before they take their names; what it raises stops that.
 
     Returns:
         The files written.
 
     Raises:
-        CheckpointError: the model cannot be pickled, or the file exists or cannot be written.
+        CheckpointError: the model could not be read back, or the file exists or cannot be
+            written.
     """
     path = Path(path)
     check_output(path, force=force, suffixes=OUTPUT_SUFFIXES)
-    about = {"format": FORMAT, "plan": plan_json, "settings": settings_json, "arch": arch}
+    check_writable(model, path, arch=arch, trust=trust)
+    about = {
+        "format": FORMAT if further_state(model) else 1,
+        "plan": plan_json,
+        "settings": settings_json,
+        "arch": None if arch is None else absolute(arch),
+    }
     if path.suffix == ".safetensors":
-        return _save_safetensors(path, model, about, force)
+        return write_pair(path, model, about, force, prove)
     if arch is None:
-        check_picklable(model)
-        content = {**about, "state": None, "skeleton": compacted(model)}
+        content = {**about, "format": 1, "state": None, "skeleton": model}
     else:
-        _refuse_extra_state(model, path)
-        content = {**about, "state": _plain(all_weights(compacted(model))), "skeleton": None}
-    return write_all([(path, _torch_writer(content))], force=force)
+        content = {**about, "state": _plain(whole_state(model)), "skeleton": None}
+    return write_all([(path, _torch_writer(content))], force=force, prove=prove)
 
 
-def save_dense(path: str | Path, model: nn.Module, *, force: bool = False) -> Path:
+def save_dense(
+    path: str | Path,
+    model: nn.Module,
+    *,
+    force: bool = False,
+    trust: Sequence[str] = (),
+    prove: Prove | None = None,
+) -> Path:
     """Write a plain torch model with torch.save, whole or not at all.
 
     Raises:
-        CheckpointError: the model cannot be pickled, or the file exists or cannot be written.
+        CheckpointError: the model could not be read back, or the file exists or cannot be
+            written.
     """
     path = Path(path)
     check_output(path, force=force, suffixes=(".pt", ".pth"))
-    check_picklable(model)
-    return write_all([(path, _torch_writer(compacted(model)))], force=force)[0]
+    check_whole(model, trust)
+    return write_all([(path, _torch_writer(model))], force=force, prove=prove)[0]
+
+
+def save_weights(path: str | Path, model: nn.Module, *, force: bool = False) -> Path:
+    """Write the weights of a model, and its extra state, as safetensors; tied ones once.
+
+    Raises:
+        CheckpointError: an entry of its state is no tensor, or the file exists or cannot be
+            written.
+    """
+    path = Path(path)
+    check_writable(model, path)
+    kept, _ = split_ties(tensors_in(whole_state(model)))
+    return write_all([(path, weights_writer(kept, {"format": "pt"}))], force=force)[0]
 
 
 def is_converted(path: str | Path) -> bool:
@@ -115,17 +153,22 @@ def is_converted(path: str | Path) -> bool:
         CheckpointError: the file is no model file at all.
     """
     path = Path(path)
+    if path.is_dir():  # of weights, which load_model knows
+        return False
     kind = kind_of(path)
     if kind is Kind.SAFETENSORS:
-        return _STAMP in read_header(path)
+        return STAMP in read_header(path)
     return kind is Kind.TORCH and _first_keys(path) == ["format", "plan"]
 
 
-def read_converted(path: str | Path, *, trust: Sequence[str] = ()) -> Converted:
+def read_converted(
+    path: str | Path, *, trust: Sequence[str] = (), beside: Path | None = None
+) -> Converted:
     """Read a converted model onto the CPU without running anything from the file.
 
     Args:
         trust: packages whose classes the file may hold; their code runs.
+        beside: the plan of a safetensors file, where it has another name than its own.
 
     Raises:
         CheckpointError: the file is not a converted model, is damaged or newer than this package,
@@ -134,21 +177,22 @@ def read_converted(path: str | Path, *, trust: Sequence[str] = ()) -> Converted:
     path = Path(path)
     kind = kind_of(path)
     if not is_converted(path):
-        raise _wrong(
+        raise wrong(
             path,
             f"{kind.value} that bp-convert did not write",
             f"convert it first: bp-convert {path} -o OUT.pt",
         )
     if kind is Kind.SAFETENSORS:
-        return _read_safetensors(path)
+        about, weights = read_pair(path, beside)
+        return Converted(*_about(about, path), state=weights, skeleton=None)
     content = load_admitted(path, kind, trust=trust)
     if not isinstance(content, dict) or tuple(content) != _KEYS:
-        raise _wrong(path, "other contents than bp-convert writes", "convert the model again")
+        raise wrong(path, "other contents than bp-convert writes", "convert the model again")
     skeleton, state = content["skeleton"], content["state"]
     if isinstance(skeleton, nn.Module):
-        state = all_weights(skeleton)
+        state = _state_of(skeleton, path)
     elif skeleton is not None or not _is_state(state):
-        raise _wrong(path, "no weights where they should be", "convert the model again")
+        raise wrong(path, "no weights where they should be", "convert the model again")
     return Converted(*_about(content, path), state=state, skeleton=skeleton)
 
 
@@ -158,66 +202,14 @@ def needs_trust(path: str | Path) -> list[str]:
     return refused_names(path) if kind_of(path) is Kind.TORCH else []
 
 
-def plan_path(path: Path) -> Path:
-    """Return where the plan of a ``.safetensors`` file stands."""
-    return path.with_suffix(".plan.json")
-
-
-def _save_safetensors(
-    path: Path, model: nn.Module, about: dict[str, Any], force: bool
-) -> list[Path]:
-    _refuse_extra_state(model, path)
-    kept, ties = split_ties(all_weights(model))
-    sidecar = {
-        **about,
-        "plan": json.loads(about["plan"]),
-        "settings": json.loads(about["settings"]),
-        "ties": ties,
-    }
-    text = json.dumps(sidecar, indent=1)
-    # safetensors takes neither slices nor tensors that overlap.
-    plain = {name: one.detach().contiguous().clone() for name, one in kept.items()}
-    header = {"format": "pt", _STAMP: _digest(sidecar)}
-
-    def write_weights(temporary: Path) -> None:
-        safetensors.torch.save_file(plain, temporary, metadata=header)
-
-    def write_plan(temporary: Path) -> None:
-        temporary.write_text(text + "\n", encoding="utf-8")
-
-    return write_all([(path, write_weights), (plan_path(path), write_plan)], force=force)
-
-
-def _read_safetensors(path: Path) -> Converted:
-    beside = plan_path(path)
-    try:
-        content = json.loads(beside.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        raise _wrong(
-            beside, f"no plan that can be read: {problem}", "keep it beside the weights"
-        ) from None
-    if not isinstance(content, dict) or not isinstance(content.get("ties"), dict):
-        raise _wrong(beside, "other contents than bp-convert writes", "convert the model again")
-    if read_header(path).get(_STAMP) != _digest(content):
-        raise _wrong(
-            beside,
-            f"another plan than the one that {path.name} was written with",
-            "copy both files again, from one conversion; to change a plan, convert with --plan",
-        )
-    content["plan"] = json.dumps(content.get("plan"))
-    content["settings"] = json.dumps(content.get("settings"))
-    state = join_ties(read_safetensors(path), content["ties"], str(path))
-    return Converted(*_about(content, beside), state=state, skeleton=None)
-
-
 def _about(content: dict[str, Any], path: Path) -> tuple[int, str, str, str | None]:
     number, plan, settings, arch = (content.get(key) for key in _KEYS[:4])
     if not isinstance(number, int) or not isinstance(plan, str) or not isinstance(settings, str):
-        raise _wrong(path, "other contents than bp-convert writes", "convert the model again")
+        raise wrong(path, "other contents than bp-convert writes", "convert the model again")
     if number > FORMAT:
-        raise _wrong(path, f"format {number}", "update bp-convert: a newer one wrote this file")
+        raise wrong(path, f"format {number}", "update bp-convert: a newer one wrote this file")
     if arch is not None and not isinstance(arch, str):
-        raise _wrong(path, f"an arch that is a {type(arch).__name__}", "convert the model again")
+        raise wrong(path, f"an arch that is a {type(arch).__name__}", "convert the model again")
     return number, plan, settings, arch
 
 
@@ -238,42 +230,30 @@ def _first_keys(path: Path) -> list[str]:
         return []
 
 
-def _digest(sidecar: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(sidecar, sort_keys=True).encode()).hexdigest()
-
-
 def _torch_writer(content: object) -> Write:
     def write(temporary: Path) -> None:
         with temporary.open("xb") as file:  # given a path, torch would write the path into the file
-            torch.save(content, file)
+            torch.save(content, file, pickle_module=forms)
 
     return write
 
 
-def _plain(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: one.detach() for name, one in weights.items()}
+def _state_of(skeleton: nn.Module, path: Path) -> dict[str, object]:
+    try:
+        return whole_state(skeleton)
+    except Exception as problem:
+        raise wrong(
+            path,
+            f"a {type(skeleton).__name__} that is incomplete: {type(problem).__name__}: {problem}",
+            "convert the model again",
+        ) from None
+
+
+def _plain(state: dict[str, object]) -> dict[str, object]:
+    return {name: one.detach() if isinstance(one, Tensor) else one for name, one in state.items()}
 
 
 def _is_state(state: object) -> bool:
     return isinstance(state, dict) and all(
-        isinstance(name, str) and isinstance(one, Tensor) for name, one in state.items()
-    )
-
-
-def _refuse_extra_state(model: nn.Module, path: Path) -> None:
-    extra = [name for name in model.state_dict() if name.endswith("_extra_state")]
-    if extra:
-        raise _wrong(
-            path,
-            f"state that is not a tensor, in {extra[0].rpartition('.')[0] or 'the model'}",
-            "write a .pt file without --arch, which holds the whole model",
-        )
-
-
-def _wrong(path: Path, found: str, fix: str) -> CheckpointError:
-    return CheckpointError(
-        where=str(path),
-        found=found,
-        allowed="a model that bp-convert wrote: NAME.pt, or NAME.safetensors beside NAME.plan.json",
-        fix=fix,
+        isinstance(name, str) and is_plain(one) for name, one in state.items()
     )

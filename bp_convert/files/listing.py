@@ -7,11 +7,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from bp_convert.files.inert import module_class
 from bp_convert.files.safe import read_safetensors
 from bp_convert.files.sniff import Kind, kind_of
 from bp_convert.files.state import find_states
 from bp_convert.files.unpickle import load_inert
+from bp_convert.pickles.inert import module_class
 
 USUAL = ("state_dict", "model_state_dict", "model_state", "model")  # beside an optimiser's
 
@@ -49,7 +49,11 @@ def weights_alone(path: Path) -> tuple[Held, ...] | None:
         return None
     if isinstance(content, dict) and any(module_class(one) for one in content.values()):
         return None
-    states = {place: state for place, state in find_states(content) if state}
+    states = {
+        place: {name: one for name, one in state.items() if isinstance(one, Tensor)}
+        for place, state in find_states(content)
+    }
+    states = {place: state for place, state in states.items() if state}
     if not states:
         return None
     usual = next((states[key] for key in USUAL if key in states), None)

@@ -10,14 +10,14 @@ from pathlib import Path
 from torch import nn
 
 from bp_convert.errors import CheckpointError, PlanError
-from bp_convert.files.arch import ARCH_FORMS, arch_factory
+from bp_convert.files.arch import ARCH_FORMS, arch_factory, arch_of_folder
 from bp_convert.files.converted import is_converted
-from bp_convert.files.inert import module_class
 from bp_convert.files.safe import read_safetensors
 from bp_convert.files.sniff import Kind, kind_of, refusal
 from bp_convert.files.state import find_states, fit_weights
 from bp_convert.files.unpickle import listed, load_admitted, load_inert
 from bp_convert.graph.ready import check_ready
+from bp_convert.pickles.inert import module_class
 
 # Keys under which training scripts pickle a whole model.
 _MODEL_KEYS = ("model", "net", "network", "module", "ema")
@@ -60,10 +60,11 @@ def load_model(
         CheckpointError: the file holds no model, needs ``arch`` or ``trust``, or does not fit.
     """
     path = Path(path)
-    if path.is_dir() and arch is not None and arch.startswith("transformers:"):
-        return _fit(
-            path, _folder_state(path), "the weights of a folder", arch, trust, allow_missing
-        )
+    if path.is_dir():
+        arch = arch or arch_of_folder(path)
+        if arch is not None:
+            state = _folder_state(path)
+            return _fit(path, state, "the weights of a folder", arch, trust, allow_missing)
     kind = kind_of(path)
     if kind is not Kind.LEGACY and is_converted(path):
         raise refusal(
@@ -134,11 +135,14 @@ def _not_a_model(path: Path, content: object) -> CheckpointError:
 
 
 def _needs_arch(path: Path, found: str) -> CheckpointError:
+    fix = f"say which model they belong to: --arch {ARCH_FORMS}"
+    if arch_of_folder(path.parent) is not None:
+        fix = f"give the folder {path.parent}, whose config.json says which model they belong to"
     return CheckpointError(
         where=str(path),
         found=found,
         allowed="a pickled model, or weights together with --arch",
-        fix=f"say which model they belong to: --arch {ARCH_FORMS}",
+        fix=fix,
     )
 
 

@@ -164,7 +164,7 @@ def _is_text(head: bytes) -> bool:
 
 def _guess_folder(path: Path) -> tuple[str, str]:
     if (path / "config.json").is_file():
-        return "the folder of a transformers model", f"add --arch transformers:{path}"
+        return "the folder of a transformers model", "give the folder where a model is asked for"
     models = sorted(
         one.name
         for one in path.iterdir()

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from bp_convert.errors import CheckpointError
-from bp_convert.files.inert import module_class, weights_of
+from bp_convert.files.storable import is_plain
+from bp_convert.files.tensors import all_weights, further_state
 from bp_convert.files.unpickle import listed
+from bp_convert.pickles.inert import Inert, module_class, weights_of
 
 # Where training scripts put the weights, the likeliest first; decides between equal matches.
 _USUAL_KEYS = (
@@ -37,8 +39,10 @@ def fit_weights(
         CheckpointError: there are no weights, none match, shapes differ, or some are missing.
     """
     wanted = list(model.state_dict())
-    place, state, steps = _best(checkpoint, wanted, where)
+    further = frozenset(further_state(model))
+    place, state, steps = _best(checkpoint, wanted, further, where)
     _check_shapes(model, state, where)
+    state, dropped = _known(state, further, where, allow_missing)
     try:
         result = model.load_state_dict(state, strict=False)
     except Exception as problem:
@@ -56,7 +60,7 @@ def fit_weights(
             allowed=f"all weights of the {type(model).__name__}",
             fix="correct --arch, or leave them at their random start with --allow-missing",
         )
-    notes = list(steps)
+    notes = [*steps, *dropped]
     if missing:
         notes.append(f"missing, left at their random start: {listed(missing)}")
     if result.unexpected_keys:
@@ -66,20 +70,26 @@ def fit_weights(
 
 
 def find_states(
-    thing: object, place: str = "", depth: int = 0
-) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield every set of named tensors in a checkpoint, with the key path that leads to it."""
+    thing: object, place: str = "", depth: int = 0, *, further: frozenset[str] = frozenset()
+) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield every set of named tensors in a checkpoint, with the key path that leads to it.
+
+    Args:
+        further: last parts of the names of what a model keeps besides, whatever its type.
+    """
     if module_class(thing) is not None:
-        yield place, weights_of(thing)
+        yield place, dict(weights_of(thing))
         return
     if not isinstance(thing, Mapping) or depth > _DEPTH:
         return
-    flat = dict(_flatten(thing))
+    flat = dict(_flatten(thing, further))
     if any(isinstance(value, Tensor) for value in thing.values()) or _holds_states(thing):
         yield place, flat
     for key, value in thing.items():
         if isinstance(key, str) and not isinstance(value, Tensor):
-            yield from find_states(value, f"{place}.{key}" if place else key, depth + 1)
+            yield from find_states(
+                value, f"{place}.{key}" if place else key, depth + 1, further=further
+            )
 
 
 def _holds_states(thing: Mapping[object, object]) -> bool:
@@ -88,18 +98,44 @@ def _holds_states(thing: Mapping[object, object]) -> bool:
     return sum(any(isinstance(one, Tensor) for one in part.values()) for part in parts) > 1
 
 
-def _flatten(thing: Mapping[object, object], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+def _flatten(
+    thing: Mapping[object, object], further: frozenset[str], prefix: str = ""
+) -> Iterator[tuple[str, object]]:
     for key, value in thing.items():
-        if isinstance(key, str) and isinstance(value, Tensor):
+        if not isinstance(key, str):
+            continue
+        if isinstance(value, Tensor) or key.rpartition(".")[2] in further:
             yield f"{prefix}{key}", value
-        elif isinstance(key, str) and isinstance(value, Mapping) and prefix.count(".") < _DEPTH:
-            yield from _flatten(value, f"{prefix}{key}.")
+        elif isinstance(value, Mapping) and prefix.count(".") < _DEPTH:
+            yield from _flatten(value, further, f"{prefix}{key}.")
+
+
+def _known(
+    state: dict[str, object], further: frozenset[str], where: str, allow_missing: bool
+) -> tuple[dict[str, object], list[str]]:
+    """Leave out what is no tensor and not asked for; refuse extra state of an unknown class."""
+    kept = {
+        name: value for name, value in state.items() if isinstance(value, Tensor) or name in further
+    }
+    odd = [name for name in kept if name in further and not is_plain(kept[name])]
+    if odd and not allow_missing:
+        value = kept[odd[0]]
+        kind = value.name if isinstance(value, Inert) else "a class that is not plain data"
+        raise CheckpointError(
+            where=f"{where}, {odd[0]}",
+            found=f"extra state that holds {kind}; nothing was run",
+            allowed="extra state of tensors, numbers, texts, lists and dictionaries",
+            fix="write the file again with such state, or leave it out with --allow-missing",
+        )
+    left = [f"extra state of a class that is not admitted, left out: {listed(odd)}"] if odd else []
+    return {name: value for name, value in kept.items() if name not in odd}, left
 
 
 def _best(
-    checkpoint: object, wanted: Sequence[str], where: str
-) -> tuple[str, dict[str, Tensor], tuple[str, ...]]:
-    found = list(find_states(checkpoint))
+    checkpoint: object, wanted: Sequence[str], further: frozenset[str], where: str
+) -> tuple[str, dict[str, object], tuple[str, ...]]:
+    ends = frozenset(name.rpartition(".")[2] for name in further)
+    found = list(find_states(checkpoint, further=ends))
     if not found:
         raise CheckpointError(
             where=where,
@@ -108,7 +144,7 @@ def _best(
             fix="give a file that holds the model's weights",
         )
     goal = frozenset(wanted)
-    best: tuple[tuple[int, int, int], str, dict[str, Tensor], tuple[str, ...]] | None = None
+    best: tuple[tuple[int, int, int], str, dict[str, object], tuple[str, ...]] | None = None
     for place, state in found:
         names, steps = match_names(list(state), goal)
         count = sum(name in goal for name in names)
@@ -182,16 +218,12 @@ def _common_heads(names: Sequence[str]) -> list[str]:
     return [head for head, count in counts.items() if 2 * count >= len(names)]
 
 
-def _check_shapes(model: nn.Module, state: Mapping[str, Tensor], where: str) -> None:
-    own = {
-        name: value
-        for name, value in model.state_dict(keep_vars=True).items()
-        if isinstance(value, Tensor) and not is_lazy(value)
-    }
+def _check_shapes(model: nn.Module, state: Mapping[str, object], where: str) -> None:
+    own = {name: value for name, value in all_weights(model).items() if not is_lazy(value)}
     wrong = [
         f"{name}: {tuple(value.shape)} in the file, {tuple(own[name].shape)} in the model"
         for name, value in state.items()
-        if name in own and value.shape != own[name].shape
+        if name in own and isinstance(value, Tensor) and value.shape != own[name].shape
     ]
     if wrong:
         raise CheckpointError(
@@ -204,15 +236,16 @@ def _check_shapes(model: nn.Module, state: Mapping[str, Tensor], where: str) -> 
         )
 
 
-def _untied(model: nn.Module, missing: Sequence[str], state: Mapping[str, Tensor]) -> list[str]:
+def _untied(model: nn.Module, missing: Sequence[str], state: Mapping[str, object]) -> list[str]:
     """Drop from ``missing`` the names of tensors that were loaded under another name."""
     own = model.state_dict(keep_vars=True)
     loaded = {id(own[name]) for name in state if name in own}
     return [name for name in missing if id(own.get(name)) not in loaded]
 
 
-def _dtype_note(model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[str]:
-    def floats(tensors: Sequence[Tensor]) -> set[torch.dtype]:
+def _dtype_note(model: nn.Module, state: Mapping[str, object]) -> Iterator[str]:
+    def floats(values: Sequence[object]) -> set[torch.dtype]:
+        tensors = [one for one in values if isinstance(one, Tensor)]
         return {one.dtype for one in tensors if one.is_floating_point()}
 
     own, given = floats(list(model.parameters())), floats(list(state.values()))

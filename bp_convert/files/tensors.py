@@ -1,18 +1,16 @@
-"""All tensors of a model by name: ties found, storage made compact, values filled in."""
+"""A model's state by name: collected, ties found, values filled in."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from bp_convert.errors import CheckpointError
 from bp_convert.files.unpickle import listed
-from bp_convert.graph.clone import all_tensors, clone
-
-M = TypeVar("M", bound=nn.Module)
 
 
 def all_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -21,6 +19,30 @@ def all_weights(model: nn.Module) -> dict[str, Tensor]:
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
     }
+
+
+def further_state(model: nn.Module) -> dict[str, object]:
+    """Return what state_dict() gives besides parameters and buffers: extra state, packed weights.
+
+    Raises:
+        CheckpointError: the model's state_dict() fails.
+    """
+    weights = all_weights(model)
+    try:
+        entries = model.state_dict(keep_vars=True)
+    except Exception as problem:
+        raise CheckpointError(
+            where=type(model).__name__,
+            found=f"its state_dict() fails with {type(problem).__name__}: {problem}",
+            allowed="a model whose state can be had",
+            fix="mend its state_dict() or get_extra_state()",
+        ) from problem
+    return {name: value for name, value in entries.items() if name not in weights}
+
+
+def whole_state(model: nn.Module) -> dict[str, object]:
+    """Return all that a file must hold: every weight, and what state_dict() gives besides."""
+    return {**all_weights(model), **further_state(model)}
 
 
 def split_ties(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -57,43 +79,22 @@ def join_ties(kept: Mapping[str, Tensor], ties: Mapping[str, str], where: str) -
     return {**kept, **{name: kept[target] for name, target in ties.items()}}
 
 
-def compacted(model: M) -> M:
-    """Return the model, or a copy if a tensor of it is a slice of something larger.
-
-    torch.save writes the whole storage of a slice.
-    """
-    slices = {
-        id(one): _own_storage(one)
-        for one in all_tensors(model)
-        if one.layout is torch.strided
-        and one.device.type != "meta"
-        and one.untyped_storage().nbytes() > one.numel() * one.element_size()
-    }
-    return clone(model, tensors=slices) if slices else model
-
-
-def _own_storage(tensor: Tensor) -> Tensor:
-    own = tensor.detach().clone(memory_format=torch.contiguous_format)
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(own, requires_grad=tensor.requires_grad)
-    return own
-
-
-def fill(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Give ``model`` the values, and the dtypes, in ``state``; every tensor must be there and fit.
+def fill(model: nn.Module, state: Mapping[str, object]) -> None:
+    """Give ``model`` the values, and the dtypes, in ``state``; every entry must be there and fit.
 
     Tied tensors of the model stay tied. No storage is shared with ``state``.
 
     Raises:
-        CheckpointError: names or shapes differ; then the model is unchanged.
+        CheckpointError: names or shapes differ, and the model is unchanged; or a module does not
+            take its extra state.
     """
-    own = all_weights(model)
-    lacking = sorted(own.keys() - state.keys())
-    spare = sorted(state.keys() - own.keys())
+    own, further = all_weights(model), further_state(model)
+    lacking = sorted({*own, *further} - state.keys())
+    spare = sorted(state.keys() - {*own, *further})
     wrong = [
-        f"{name}: {tuple(state[name].shape)} saved, {tuple(tensor.shape)} in the model"
+        f"{name}: {_shape(state[name])} saved, {tuple(tensor.shape)} in the model"
         for name, tensor in own.items()
-        if name in state and state[name].shape != tensor.shape
+        if name in state and _shape(state[name]) != tuple(tensor.shape)
     ]
     complaints = [
         *([f"no weights for {listed(lacking)}"] if lacking else []),
@@ -101,15 +102,41 @@ def fill(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         *([f"other shapes: {listed(wrong)}"] if wrong else []),
     ]
     if complaints:
-        raise CheckpointError(
-            where=type(model).__name__,
-            found="; ".join(complaints),
-            allowed="exactly the weights that were saved",
-            fix="give the source model, with the options that it had when it was converted",
-        )
+        raise _unfitting(model, "; ".join(complaints))
     with torch.no_grad():
         filled: set[int] = set()
         for name, tensor in own.items():
             if id(tensor) not in filled:
                 filled.add(id(tensor))
-                tensor.data = state[name].detach().to(tensor.device, copy=True)
+                saved = cast(Tensor, state[name])
+                tensor.data = saved.detach().to(tensor.device, copy=True)
+    if further:
+        _give(model, state, [*further])
+
+
+def _give(model: nn.Module, state: Mapping[str, object], further: list[str]) -> None:
+    """Hand modules what they keep besides weights, as load_state_dict() does."""
+    # A module that packs its weights takes them together with its other entries, and asks for the
+    # versions that state_dict() notes.
+    entries = model.state_dict()
+    entries.update({name: state[name] for name in entries if name in state})
+    entries.update({name: copy.deepcopy(state[name]) for name in further})
+    try:
+        left = model.load_state_dict(entries, strict=False).unexpected_keys
+    except Exception as problem:
+        raise _unfitting(model, f"state that it does not take: {problem}") from problem
+    if left:
+        raise _unfitting(model, f"state of no place in it: {listed(sorted(left))}")
+
+
+def _shape(value: object) -> tuple[int, ...] | None:
+    return tuple(value.shape) if isinstance(value, Tensor) else None
+
+
+def _unfitting(model: nn.Module, found: str) -> CheckpointError:
+    return CheckpointError(
+        where=type(model).__name__,
+        found=found,
+        allowed="exactly the weights that were saved",
+        fix="give the source model, with the options that it had when it was converted",
+    )

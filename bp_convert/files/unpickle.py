@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from torch import _weights_only_unpickler as weights_only
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from bp_convert.errors import CheckpointError
-from bp_convert.files.admit import admit, is_weapon
-from bp_convert.files.code import MAIN, covers
-from bp_convert.files.inert import inert_class, module_class
 from bp_convert.files.sniff import Kind, refusal
+from bp_convert.pickles.admit import admit, is_weapon
+from bp_convert.pickles.code import MAIN, covers, is_private
+from bp_convert.pickles.inert import InertReach, inert_class, module_class
+from bp_convert.pickles.reach import Reach
 
 _SHOWN = 8  # names listed in a message
 _LOCK = threading.Lock()  # torch keeps the names it admits in one global list
 LAZY = "torch.nn.parameter.Uninitialized"  # parameters and buffers without a shape
+REACH = "builtins.getattr"
+# Reading an array, torch's unpickler wants to know the classes of numpy's dtypes.
+_DTYPES = {type(np.dtype(char)) for char in np.typecodes["All"]}
 
 
 def names_in(path: Path) -> list[str]:
@@ -29,7 +38,8 @@ def names_in(path: Path) -> list[str]:
         CheckpointError: the file cannot be read.
     """
     try:
-        return sorted(get_unsafe_globals_in_checkpoint(path))
+        with _LOCK:  # names that another load has admitted would be passed over
+            return sorted(get_unsafe_globals_in_checkpoint(path))
     except Exception as problem:
         raise _damaged(path, problem) from None
 
@@ -60,7 +70,68 @@ def load_admitted(path: Path, kind: Kind, *, trust: Sequence[str] = ()) -> objec
         if all(covers(trust, name) and not is_weapon(name) for name in refused):
             raise _not_defined(path, refused, trust)
         raise _refused(path, refused, _is_whole_model(path, refused))
-    return _load(path, {name: found for name, found in admitted.items() if found is not None})
+    return _load(path, admitted, trust)
+
+
+@contextlib.contextmanager
+def known(names: Mapping[str, object], trust: Sequence[str] = ()) -> Iterator[None]:
+    """Let torch's unpickler know names, what they stand for, and classes inside classes."""
+    entries: list[Any] = [(found, name) for name, found in names.items() if name != REACH]
+    if any(name.startswith("numpy.") for name in names):
+        entries += [(kind, f"numpy.dtypes.{kind.__name__}") for kind in _DTYPES]
+    reach = names.get(REACH)
+    if isinstance(reach, Reach):
+        reach = Reach(lambda kind: covers(trust, f"{kind.__module__}.{_top(kind)}"), entries)
+    elif isinstance(reach, InertReach):
+        reach = InertReach(entries)
+    if reach is not None:
+        entries.append((reach, REACH))
+    with _LOCK, safe_globals(entries):
+        yield
+
+
+def load_written(path: Path, names: Mapping[str, object], trust: Sequence[str]) -> object:
+    """Load a file of our own writing, onto the CPU and without reading what is not looked at.
+
+    Args:
+        names: what its names stand for, in this process.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    return _load(path, names, trust, mmap=True)
+
+
+def names_in_pickle(content: bytes) -> list[str]:
+    """List the names that a pickle uses beyond plain tensors.
+
+    Raises:
+        pickle.UnpicklingError: it does what the safe loader does not take.
+    """
+    found = weights_only.get_globals_in_pkl(io.BytesIO(content))
+    return sorted(found - weights_only._get_allowed_globals().keys())
+
+
+def revive(
+    content: bytes, parts: Sequence[object], names: Mapping[str, object], trust: Sequence[str]
+) -> object:
+    """Unpickle in this process, as the safe loader would from a file.
+
+    Args:
+        parts: what the pickle's persistent ids ("storage", index) stand for.
+        names: what its names stand for.
+
+    Raises:
+        Exception: it cannot be unpickled so.
+    """
+
+    class Unpickler(weights_only.Unpickler):
+        def persistent_load(self, pid: tuple[str, int]) -> object:
+            return parts[pid[1]]
+
+    with known(names, trust), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return Unpickler(io.BytesIO(content), encoding="utf-8").load()  # type: ignore[no-untyped-call]
 
 
 def load_inert(path: Path, kind: Kind) -> object:
@@ -75,11 +146,12 @@ def load_inert(path: Path, kind: Kind) -> object:
     harmful = [name for name in names if is_weapon(name)]
     if harmful:
         raise _refused(path, harmful, whole=False)
+    reach: dict[str, object] = {REACH: InertReach()} if REACH in names else {}
     try:
-        return _load(path, {name: inert_class(name) for name in names})
+        return _load(path, {**{name: inert_class(name) for name in names}, **reach})
     except CheckpointError:
         # An unknown class may be a dictionary; torch's unpickler wants to know before.
-        return _load(path, {name: inert_class(name, as_dict=True) for name in names})
+        return _load(path, {**{name: inert_class(name, as_dict=True) for name in names}, **reach})
 
 
 def listed(names: Sequence[str]) -> str:
@@ -88,14 +160,19 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def _load(path: Path, names: Mapping[str, object]) -> object:
-    with _LOCK, warnings.catch_warnings():
+def _load(
+    path: Path, names: Mapping[str, object], trust: Sequence[str] = (), *, mmap: bool = False
+) -> object:
+    with known(names, trust), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about pickle protocols, in torch's words
         try:
-            with safe_globals([(found, name) for name, found in names.items() if callable(found)]):
-                return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
         except Exception as problem:
             raise _damaged(path, problem) from None
+
+
+def _top(kind: type) -> str:
+    return kind.__qualname__.partition(".")[0]
 
 
 def _is_whole_model(path: Path, refused: Sequence[str]) -> bool:
@@ -122,9 +199,11 @@ def _refused(path: Path, names: Sequence[str], whole: bool) -> CheckpointError:
         mine = next(name for name in names if name.startswith(f"{MAIN}."))
         weights = f"--arch FILE.py:{mine.rpartition('.')[2]} takes its weights only"
     never = [name for name in names if name.partition(".")[0] in sys.stdlib_module_names]
-    flags = " ".join(f"--trust {one}" for one in dict.fromkeys(map(_trustable, names)))
-    trusting = f"{flags} (their code runs; trust only what you would run yourself" + (
-        ", FILE.py being the script that defines it)" if "FILE.py" in flags else ")"
+    listing = [*dict.fromkeys(map(_trustable, names))]
+    flags = " ".join(f"--trust {one}" for one in listing)
+    trusting = (
+        f"{flags}, in Python trust={listing} (their code runs; trust only what you would run "
+        "yourself" + (", FILE.py being the script that defines it)" if "FILE.py" in flags else ")")
     )
     if never:  # the standard library cannot be trusted as a whole
         trusting = f"save the model again without what is {listed(never)} in it"
@@ -148,7 +227,7 @@ def _not_defined(path: Path, names: Sequence[str], trust: Sequence[str]) -> Chec
 def _trustable(name: str) -> str:
     """Return what to trust for a name to be admitted: as little of torch as will do."""
     top = name.partition(".")[0]
-    if top == MAIN:
+    if top == MAIN or is_private(top):
         return "FILE.py"
     return name.rpartition(".")[0] if top in {"torch", "torchvision", "bp_convert"} else top
 

@@ -397,3 +397,23 @@ def test_the_module_is_the_command(mlp: Path) -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["layers"][0]["action"] == "replaced"
+
+
+def test_inspect_of_weights_alone_and_of_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    state = {"fc.weight": torch.zeros(3, 2), "fc.scale": torch.tensor(1.0)}
+    torch.save({"epoch": 3, "state_dict": state}, "w.pth")
+    done = ok("inspect", "w.pth")
+    assert "2 weights of 7 numbers" in done.stdout
+    assert "fc.weight  3x2 float32" in done.stdout
+    assert "--arch" in done.stdout
+    done = ok("inspect", "w.pth", "--json")
+    assert json.loads(done.stdout)["fc.weight"] == {"shape": [3, 2], "dtype": "float32"}
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+    config = transformers.BertConfig(**small, num_hidden_layers=1, vocab_size=30)
+    transformers.BertModel(config).save_pretrained("bert")
+    for flags in ([], ["--arch", "transformers:bert"]):
+        assert "pooler.dense" in ok("inspect", "bert", *flags).stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 import torchvision
 from torch import nn
 
+import bp_convert
 from bp_convert.errors import CheckpointError
 from bp_convert.files import arch_factory, load_model
 
@@ -175,3 +177,83 @@ def test_a_script_that_fails_leaves_no_half_module(script: Path) -> None:
     with pytest.raises(CheckpointError, match="SystemExit"):
         arch_factory(f"{script}:make", typed=True)
     assert {*sys.modules} == before
+
+
+def test_a_bare_transformers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder says of which class it is; a result finds it from anywhere, or says what to do."""
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+    config = transformers.BertConfig(**small, num_hidden_layers=1, vocab_size=30, num_labels=3)
+    source = transformers.BertForSequenceClassification(config).eval()
+    monkeypatch.chdir(tmp_path)
+    source.save_pretrained("bert")
+    for path in ("bert", Path("bert")):
+        loaded = load_model(path)
+        assert type(loaded.model) is transformers.BertForSequenceClassification
+        assert loaded.notes == ()
+    with pytest.raises(CheckpointError, match="give the folder bert"):
+        load_model("bert/model.safetensors")
+    with pytest.raises(CheckpointError, match="AutoModel"):
+        arch_factory("transformers:bert?class=BertTokenizer")
+    small_model, _ = bp_convert.convert(
+        loaded.model.eval(), inputs=["input_ids=int64:1x8<30"], rank=4
+    )
+    for name in ("out.pt", "out.safetensors"):
+        bp_convert.save(
+            small_model, name, arch="transformers:bert?class=BertForSequenceClassification"
+        )
+    ids = torch.arange(8).view(1, 8)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    for name in ("out.pt", "out.safetensors"):
+        again = bp_convert.load(tmp_path / name)
+        assert torch.equal(again(ids).logits, small_model(ids).logits)
+    (tmp_path / "bert").rename(tmp_path / "moved")
+    for name in ("out.pt", "out.safetensors"):
+        with pytest.raises(CheckpointError, match="bert is not there") as caught:
+            bp_convert.load(tmp_path / name)
+        assert "load(path, model=YourModel)" in caught.value.fix
+        arch = f"transformers:{tmp_path / 'moved'}?class=BertForSequenceClassification"
+        for given in ({"arch": arch}, {"model": source}, {"model": lambda: source}):
+            again = bp_convert.load(tmp_path / name, **given)
+            assert torch.equal(again(ids).logits, small_model(ids).logits)
+
+
+def test_a_script_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("gone_net.py").write_text("from torch import nn\ndef make(): return nn.Linear(16, 16)\n")
+    model, _ = bp_convert.convert(
+        nn.Linear(16, 16), inputs=["16"], convert_anyway=True, convert_head=True
+    )
+    bp_convert.save(model, "out.pt", arch="gone_net.py:make")
+    monkeypatch.chdir("/")
+    assert isinstance(
+        bp_convert.load(tmp_path / "out.pt", trust=[str(tmp_path / "gone_net.py")]), nn.Module
+    )
+    (tmp_path / "gone_net.py").unlink()
+    with pytest.raises(CheckpointError, match="is not there"):
+        bp_convert.load(tmp_path / "out.pt", trust=[str(tmp_path / "gone_net.py")])
+
+
+def test_save_pretrained_of_a_converted_model_refuses(tmp_path: Path) -> None:
+    """It would write what from_pretrained passes over, and starts at random."""
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+    config = transformers.BertConfig(**small, num_hidden_layers=1, vocab_size=30)
+    source = transformers.BertForMaskedLM(config).eval()
+    model, _ = bp_convert.convert(source, inputs=["input_ids=int64:1x8<30"], rank=4)
+    bp_convert.save(model, tmp_path / "out.pt")
+    loaded = bp_convert.load(tmp_path / "out.pt", trust=["transformers"])
+    for one in (model, model.bert, copy.deepcopy(model), loaded, loaded.bert):
+        with pytest.raises(CheckpointError, match=r"bp_convert\.save"):
+            one.save_pretrained(tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+    source.save_pretrained(tmp_path / "source")  # the source is as it was
+    dense = bp_convert.to_dense(model)
+    dense.save_pretrained(tmp_path / "dense")
+    again = transformers.BertForMaskedLM.from_pretrained(tmp_path / "dense")
+    ids = torch.arange(8).view(1, 8)
+    torch.testing.assert_close(again(ids).logits, model(ids).logits)
+    del model.save_pretrained  # as the error says
+    model.save_pretrained(tmp_path / "folder")

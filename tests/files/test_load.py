@@ -19,9 +19,9 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from bp_convert.errors import CheckpointError
 from bp_convert.files import load_model
-from bp_convert.files.admit import admit
 from bp_convert.layers import BPConv2d, BPEmbedding, BPLinear
 from bp_convert.models import MODELS, build
+from bp_convert.pickles.admit import admit
 
 RESNET = "torchvision:resnet18"
 # One of each family of torchvision's classifiers, the smallest.

@@ -13,6 +13,7 @@ from bp_convert.errors import CheckpointError
 from bp_convert.scripts import MEND, make_importable, private_name, run_script
 
 MAIN = "__main__"  # where a training script's own classes live when they are pickled
+_PREFIX = "file"  # of the modules of scripts whose stem is another module's name
 
 
 def covers(trust: Sequence[str], name: str) -> bool:
@@ -33,20 +34,25 @@ def trusted_object(name: str, trust: Sequence[str]) -> object | None:
     one = next(one for one in trust if _covers(one, name))
     home, _, attribute = name.rpartition(".")
     if _is_file(one):
-        module, domain = run_file(Path(one), asked_by="--trust"), None
+        module = run_file(Path(one), asked_by="--trust")
+        domain = module.__name__
     else:
         module, domain = run_module(home, asked_by=f"--trust {one}"), one
     found = vars(module).get(attribute)
+    return found if counts(found, name, domain, script=_is_file(one)) else None
+
+
+def counts(found: object, name: str, domain: str, *, script: bool) -> bool:
+    """Tell whether trust in a package, or in the module of a script, reaches what a name means."""
     defined = str(getattr(found, "__module__", ""))
-    if domain is None:
-        inside = defined == module.__name__
-    else:
-        inside = defined == domain or defined.startswith(f"{domain}.")
-    if not inside or not callable(found):
-        return None
-    top = name.partition(".")[0]
-    classes_only = domain is None or top in {"torch", MAIN}
-    return None if classes_only and not isinstance(found, type) else found
+    inside = defined == domain or (defined.startswith(f"{domain}.") and not script)
+    classes_only = script or name.partition(".")[0] in {"torch", MAIN}
+    return inside and callable(found) and (isinstance(found, type) or not classes_only)
+
+
+def is_private(home: str) -> bool:
+    """Tell whether a module's name is one that a script was given, here or in another process."""
+    return home.startswith(f"_{_PREFIX}_") and "." not in home
 
 
 def run_file(path: Path, *, asked_by: str) -> ModuleType:
@@ -63,6 +69,9 @@ def run_file(path: Path, *, asked_by: str) -> ModuleType:
             allowed="the path of a .py file",
             fix="check the path; relative paths start at the current folder",
         )
+    main = sys.modules[MAIN]
+    if Path(str(getattr(main, "__file__", None) or "")).resolve() == path:
+        return main  # the program that runs
     name = _module_name(path)
     if name in sys.modules:
         return sys.modules[name]
@@ -97,7 +106,9 @@ def run_module(name: str, *, asked_by: str) -> ModuleType:
 def _covers(one: str, name: str) -> bool:
     top = name.partition(".")[0]
     if _is_file(one):
-        return name.rpartition(".")[0] in {MAIN, _module_name(Path(one).resolve())}
+        # A script's module has the name that it was given where it was pickled.
+        home = name.rpartition(".")[0]
+        return is_private(home) or home in {MAIN, Path(one).stem}
     # The standard library is no user's package: what models need of it is admitted anyway.
     return name.startswith(f"{one}.") and top not in sys.stdlib_module_names
 
@@ -115,7 +126,7 @@ def _module_name(path: Path) -> str:
             return stem
         if spec is not None and spec.origin and Path(spec.origin).resolve() == path:
             return stem
-    return private_name("file", path)
+    return private_name(_PREFIX, path)
 
 
 def _failed(where: str, problem: BaseException) -> CheckpointError:

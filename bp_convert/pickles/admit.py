@@ -3,8 +3,9 @@
 A pickle is a small program whose only way to act is to call what it names. So safety is the list
 of names. Admitted without asking are:
 
-* the nn.Module classes that torch.nn, torchvision and bp_convert define themselves. Unpickling
-  makes them empty and fills in attributes; at worst it calls their constructors, which allocate;
+* the nn.Module classes that torch.nn, torchvision and bp_convert define themselves, and their
+  enumerations. Unpickling makes modules empty and fills in attributes; at worst it calls their
+  constructors, which allocate;
 * the entries of ``harmless.HARMLESS``, each a plain value or a function of tensors.
 
 Everything else needs ``--trust``. A name is admitted only if the module file exists inside the
@@ -14,6 +15,7 @@ attribute path such as ``torchvision.os.system`` leads nowhere.
 
 from __future__ import annotations
 
+import enum
 import importlib
 import importlib.util
 import sys
@@ -24,8 +26,8 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.jit import ScriptModule
 
-from bp_convert.files.code import covers, trusted_object
-from bp_convert.files.harmless import HARMLESS
+from bp_convert.pickles.code import covers, trusted_object
+from bp_convert.pickles.harmless import HARMLESS
 
 # Modules, and what lies below them, whose nn.Module classes are admitted.
 _HOMES = (
@@ -53,7 +55,6 @@ _TORCH_WEAPONS = (
     "torch.serialization.",
     "torch.utils.cpp_extension.",
 )
-_PLAIN_BUILTINS = "dict frozenset list object range slice tuple"
 
 
 def admit(name: str, trust: Sequence[str] = ()) -> object | None:
@@ -70,7 +71,7 @@ def admit(name: str, trust: Sequence[str] = ()) -> object | None:
         return HARMLESS[name]
     if is_weapon(name):
         return None
-    own = _own_module_class(name)
+    own = _own_class(name)
     if own is not None:
         return own
     return trusted_object(name, trust) if covers(trust, name) else None
@@ -78,13 +79,12 @@ def admit(name: str, trust: Sequence[str] = ()) -> object | None:
 
 def is_weapon(name: str) -> bool:
     """Tell whether a name has no place in any model: it starts programs, or reads and runs code."""
-    top, _, rest = name.partition(".")
-    if name in HARMLESS or (top == "builtins" and rest in _PLAIN_BUILTINS.split()):
+    if name in HARMLESS:
         return False
-    return top in _WEAPONS.split() or name.startswith(_TORCH_WEAPONS)
+    return name.partition(".")[0] in _WEAPONS.split() or name.startswith(_TORCH_WEAPONS)
 
 
-def _own_module_class(name: str) -> type[nn.Module] | None:
+def _own_class(name: str) -> type | None:
     home, _, attribute = name.rpartition(".")
     if not all(part.isidentifier() for part in name.split(".")):
         return None
@@ -96,7 +96,7 @@ def _own_module_class(name: str) -> type[nn.Module] | None:
         found = vars(importlib.import_module(home)).get(attribute)
     except ImportError:  # a part of torchvision that needs a package which is not there
         return None
-    if not isinstance(found, type) or not issubclass(found, nn.Module):
+    if not isinstance(found, type) or not issubclass(found, nn.Module | enum.Enum):
         return None
     if issubclass(found, _CARRY_CODE):
         return None

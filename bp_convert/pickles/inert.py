@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.serialization import add_safe_globals
 
 
 class Inert(list[Any]):
@@ -41,6 +42,8 @@ class Inert(list[Any]):
 class InertDict:
     """An unknown class that the pickle uses as a dictionary: torch fills OrderedDicts only."""
 
+    name = ""
+
     def __new__(cls, *args: object, **kwargs: object) -> OrderedDict[Any, Any]:  # type: ignore[misc]
         return OrderedDict()
 
@@ -48,6 +51,22 @@ class InertDict:
 def inert_class(name: str, *, as_dict: bool = False) -> type:
     """Make the stand-in for one name."""
     return type("Inert", (InertDict if as_dict else Inert,), {"name": name})
+
+
+class InertReach:
+    """Stands for getattr: what is reached from an unknown class is one more of them."""
+
+    def __init__(self, reached: list[tuple[Any, str]] | None = None) -> None:
+        self.reached = [] if reached is None else reached
+
+    def __call__(self, owner: object, name: object) -> object:
+        if not isinstance(owner, type) or not issubclass(owner, Inert | InertDict):
+            return Inert()
+        full = f"{owner.name}.{name}"
+        found = inert_class(full, as_dict=issubclass(owner, InertDict))
+        self.reached.append((found, full))
+        add_safe_globals([(found, full)])
+        return found
 
 
 def module_class(thing: object) -> str | None:

@@ -1,0 +1,102 @@
+"""Whether every entry of a model's state fits into a file of weights and plan."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter, OrderedDict
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from bp_convert.errors import CheckpointError
+from bp_convert.files.tensors import whole_state
+
+_VALUES = (bool, int, float, complex, str, bytes, type(None))
+_MORE_VALUES = (torch.dtype, torch.device, torch.Size, torch.layout)
+
+
+def check_tensors(model: nn.Module) -> None:
+    """Refuse a model whose state a safetensors file cannot hold.
+
+    Raises:
+        CheckpointError: an entry is no tensor, or of a kind that safetensors lacks; names it.
+    """
+    for name, value in whole_state(model).items():
+        reason = _not_in_safetensors(value)
+        if reason is not None:
+            raise _lost(
+                model,
+                name,
+                f"{reason}, which a safetensors file cannot hold",
+                "write NAME.pt, with --arch (arch= in Python) or without",
+            )
+
+
+def check_plain(model: nn.Module) -> None:
+    """Refuse a model with state that is neither tensors nor plain values.
+
+    Raises:
+        CheckpointError: names the entry.
+    """
+    for name, value in whole_state(model).items():
+        odd = _odd(value)
+        if odd is not None:
+            raise _lost(
+                model,
+                name,
+                f"{odd}, which a file of weights and plan cannot hold",
+                "let get_extra_state() return tensors, numbers, texts, or lists and dictionaries "
+                "of them; or write NAME.pt without --arch, which holds the whole model",
+            )
+
+
+def is_plain(value: object) -> bool:
+    """Tell whether a value is made of tensors, numbers and texts, as any file may hold."""
+    return _odd(value) is None
+
+
+def _odd(value: object) -> str | None:
+    """Return what in a value is not plain."""
+    if isinstance(value, Tensor):
+        return None if type(value.detach()) is Tensor else f"a {type(value).__name__}"
+    if type(value) in (list, tuple, set):
+        assert isinstance(value, list | tuple | set)
+        return next(filter(None, map(_odd, value)), None)
+    if type(value) in (dict, OrderedDict, Counter):
+        assert isinstance(value, dict)
+        return next(filter(None, (*map(_odd, value), *map(_odd, value.values()))), None)
+    return None if type(value) in (*_VALUES, *_MORE_VALUES) else f"a {type(value).__name__}"
+
+
+def _not_in_safetensors(value: object) -> str | None:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    if type(value.detach()) is not Tensor:
+        return f"a {type(value).__name__}"
+    if value.is_quantized or value.layout is not torch.strided or value.is_nested:
+        return f"a tensor of {value.dtype}, {value.layout}".replace("torch.", "")
+    return None if _has_dtype(value.dtype) else f"a tensor of {value.dtype}".replace("torch.", "")
+
+
+@functools.cache
+def _has_dtype(dtype: torch.dtype) -> bool:
+    try:
+        content = safetensors.torch.save({"x": torch.empty(0, dtype=dtype)})
+        return bool(safetensors.torch.load(content)["x"].dtype == dtype)
+    except Exception:
+        return False
+
+
+def _lost(model: nn.Module, name: str, found: str, fix: str) -> CheckpointError:
+    owner = name.rpartition(".")[0]
+    try:
+        kind = type(model.get_submodule(owner)).__name__
+    except AttributeError:
+        kind = type(model).__name__
+    return CheckpointError(
+        where=f"{name} ({kind})",
+        found=f"state that would be lost: {found}",
+        allowed="a file that holds all of a model's state",
+        fix=fix,
+    )

@@ -1,0 +1,227 @@
+"""Whether a model can be written and read back, decided before any work.
+
+A pickle is tried on the model itself: written without its numbers, and read as the safe loader
+will read it, with as little trust as that takes. What does not come back is named.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.jit import ScriptModule
+from torch.nn.parameter import is_lazy
+
+from bp_convert.errors import CheckpointError
+from bp_convert.files.storable import check_plain, check_tensors
+from bp_convert.files.tensors import all_weights, whole_state
+from bp_convert.files.unpickle import listed, names_in_pickle, revive
+from bp_convert.pickles import forms
+from bp_convert.pickles.meaning import Unreadable, meanings
+
+_COMPILED = "_orig_mod."  # what torch.compile puts before names; files hold what was compiled
+ANOTHER_WAY = (
+    "give --arch (arch= in Python), or write NAME.safetensors, so that weights and plan alone are "
+    "written; the latter is loaded with bp_convert.load(path, model=YourModel)"
+)
+
+
+def check_writable(
+    model: nn.Module, path: str | Path, *, arch: str | None = None, trust: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Refuse a model that could not be read back from the file that is to be written.
+
+    Args:
+        model: the model to be written, or, before the work, the source that it will be made from.
+        path: the file; its ending says what will stand in it.
+        arch: how to make the source model, if the file is to say so.
+        trust: packages and Python files that will be trusted when the file is loaded.
+
+    Returns:
+        What loading the file will have to trust, of ``trust`` and besides.
+
+    Raises:
+        CheckpointError: the model would not come back as it is; names what is at fault, and a way
+            out.
+    """
+    _check_values(model)
+    if Path(path).suffix == ".safetensors":
+        check_tensors(model)
+        return ()
+    if arch is not None:
+        check_plain(model)
+        return ()
+    return check_whole(model, trust)
+
+
+def check_whole(model: nn.Module, trust: Sequence[str] = ()) -> tuple[str, ...]:
+    """Refuse a model that does not come back from a pickle.
+
+    Returns:
+        The packages and Python files to be trusted when it is loaded.
+
+    Raises:
+        CheckpointError: as ``check_writable``.
+    """
+    _check_kinds(model)
+    try:
+        revived, needed = _revived(model, trust)
+    except Unreadable as problem:
+        place, what = _culprit(model, trust)
+        raise _lost(
+            f"{place} of {type(model).__name__}", f"{what} {problem}", problem.fix
+        ) from None
+    _check_same(model, revived)
+    return needed
+
+
+def plain_name(name: str) -> str:
+    """Return the name of an entry in a file that holds a compiled module uncompiled."""
+    return name.replace(_COMPILED, "")
+
+
+def _check_values(model: nn.Module) -> None:
+    for name, one in all_weights(model).items():
+        if is_lazy(one) or one.is_meta:
+            what = (
+                "a lazy weight without a shape" if is_lazy(one) else "a weight on the meta device"
+            )
+            raise CheckpointError(
+                where=name,
+                found=f"{what}, which has no values",
+                allowed="weights that have values",
+                fix="run the model once" if is_lazy(one) else "give it its weights first",
+            )
+
+
+def _check_kinds(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, GraphModule | ScriptModule):
+            what = "traced" if isinstance(module, GraphModule) else "scripted"
+            raise _lost(
+                f"{name or 'the model'} ({type(module).__name__})",
+                f"a {what} module, which pickles as program text; that would run when it is read",
+                f"{ANOTHER_WAY}; or convert the model that it was made from",
+            )
+
+
+class _Structure(forms.Pickler):
+    """Pickles all but the numbers, which stay where they are, and sub-modules if asked."""
+
+    def __init__(self, root: object, skip_modules: bool) -> None:
+        self.buffer = io.BytesIO()
+        super().__init__(self.buffer, protocol=2)
+        self.root, self.skip_modules = root, skip_modules
+        self.parts: list[object] = []
+        self._dtypes: dict[int, torch.dtype] = {}
+
+    def persistent_id(self, thing: object) -> object:
+        if isinstance(thing, torch.storage.TypedStorage):
+            place, dtype = thing._untyped_storage.data_ptr(), thing.dtype
+            if place and self._dtypes.setdefault(place, dtype) != dtype:
+                raise Unreadable("shares its memory with a weight of another type")
+        elif not torch.is_storage(thing) and not (
+            self.skip_modules and isinstance(thing, nn.Module) and thing is not self.root
+        ):
+            return None
+        self.parts.append(thing)
+        return ("storage", len(self.parts) - 1)
+
+    def _tensor(self, tensor: Tensor) -> object:
+        return NotImplemented  # no storage is written, so none is too large
+
+
+def _revived(
+    thing: object, trust: Sequence[str], *, skip_modules: bool = False
+) -> tuple[object, tuple[str, ...]]:
+    """Pickle and unpickle in memory; return what comes back, and what must be trusted for it."""
+    pickler = _Structure(thing, skip_modules)
+    try:
+        pickler.dump(thing)
+    except Unreadable:
+        raise
+    except Exception as problem:
+        text = str(problem).splitlines() or [type(problem).__name__]
+        raise Unreadable(f"cannot be pickled: {text[0]}") from None
+    content = pickler.buffer.getvalue()
+    try:
+        names = names_in_pickle(content)
+    except Exception as problem:
+        raise Unreadable(
+            f"pickles in a way that the safe loader does not take: {problem}"
+        ) from None
+    known, needed = meanings(names, trust)
+    try:
+        return revive(content, pickler.parts, known, needed), needed
+    except Exception as problem:
+        text = str(problem).splitlines() or [type(problem).__name__]
+        raise Unreadable(f"does not come back from a pickle: {text[0]}") from None
+
+
+def _culprit(model: nn.Module, trust: Sequence[str]) -> tuple[str, str]:
+    """Return the attribute that does not come back, and what it is."""
+    for name, module in model.named_modules():
+        if _comes_back(module, trust):
+            continue
+        for key, value in vars(module).items():
+            if key != "_modules" and not _comes_back(value, trust):
+                return f"{name}.{key}".lstrip("."), f"a {type(value).__name__}"
+        return name or "the top module", f"the class {type(module).__qualname__}"
+    return "the model", "something in it"
+
+
+def _comes_back(thing: object, trust: Sequence[str]) -> bool:
+    try:
+        _revived(thing, trust, skip_modules=True)
+    except Unreadable:
+        return False
+    return True
+
+
+def _check_same(model: nn.Module, revived: object) -> None:
+    """Refuse a model whose pickle loses a part of its state, as some classes' own do."""
+    try:
+        assert isinstance(revived, nn.Module)
+        back = {plain_name(name): _form(one) for name, one in whole_state(revived).items()}
+    except Exception as problem:
+        text = str(problem).splitlines() or [type(problem).__name__]
+        place = next((name for name, one in _broken(model, revived)), "the model")
+        raise _lost(place, f"comes back incomplete from a pickle: {text[0]}", ANOTHER_WAY) from None
+    own = {plain_name(name): _form(one) for name, one in whole_state(model).items()}
+    if back != own:
+        lost = [name for name in own if back.get(name) != own[name]] or [*back.keys() - own.keys()]
+        raise _lost(
+            lost[0].rpartition(".")[0] or "the model",
+            f"state that does not come back from a pickle: {listed(lost)}",
+            ANOTHER_WAY,
+        )
+
+
+def _broken(model: nn.Module, revived: object) -> Iterator[tuple[str, nn.Module]]:
+    for name, module in model.named_modules():
+        try:
+            twin = revived.get_submodule(name) if isinstance(revived, nn.Module) else revived
+            missing = vars(module).keys() - vars(twin).keys()
+        except Exception:
+            missing = {name}
+        if missing:
+            yield f"{name or 'the model'} ({type(module).__name__})", module
+
+
+def _form(value: object) -> tuple[object, ...]:
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.dtype, value.layout
+    return ("no tensor",)
+
+
+def _lost(where: str, found: str, fix: str) -> CheckpointError:
+    return CheckpointError(
+        where=where,
+        found=found,
+        allowed="what bp_convert.load can read back in another process",
+        fix=fix,
+    )
