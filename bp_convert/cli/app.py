@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,7 @@ from bp_convert.cli import finetune as tuning
 from bp_convert.cli import inspect as looking
 from bp_convert.cli import options as o
 from bp_convert.cli import recipe, studies
+from bp_convert.cli.given import check_together, given_in
 from bp_convert.cli.group import DefaultCommand, DefaultGroup
 from bp_convert.cli.session import (
     DONE,
@@ -92,8 +93,8 @@ def convert(
     Every Linear, Conv, Embedding and LSTM weight becomes a sum of Kronecker products of two
     small matrices, and the result is used like the original.
     """
-    stands = o.given_in(ctx)
-    _check_together(ctx, stands, plan)
+    stands = given_in(ctx)
+    check_together(ctx, stands, plan)
     with errors_shown() as trail:
         from bp_convert.cli.data import open_with_data
         from bp_convert.cli.outputs import check_outputs, result_at, write_reports
@@ -231,40 +232,3 @@ def _uncheckable(plan: Plan) -> VerificationError:
         fix="describe an input with --input, give examples with --calibrate, or take the result "
         "as it is with --unchecked",
     )
-
-
-def _check_together(ctx: typer.Context, given: dict[str, Any], plan: Path | None) -> None:
-    """Refuse options of which one would silently do nothing."""
-    asks = [*given, *(["settings"] if o.stands_there(ctx, "settings") else [])]
-    if plan is not None and asks:
-        option = "--" + asks[0].replace("_", "-").replace("inputs", "input")
-        raise typer.BadParameter(
-            f"{option} is for making a plan, and --plan applies one that is made. Leave {option} "
-            "out, or make another plan with --plan-out",
-            ctx=ctx,
-        )
-    o.check_data(ctx)
-    if o.stands_there(ctx, "target") and (
-        o.stands_there(ctx, "rank") or o.stands_there(ctx, "pairs")
-    ):
-        raise typer.BadParameter(
-            "--target chooses pairs and terms, --rank and --pairs set them. Give one or the "
-            "other; a settings file can set them for single layers",
-            ctx=ctx,
-        )
-    if ctx.params["dry_run"] and o.stands_there(ctx, "evaluate"):
-        raise typer.BadParameter(
-            "a dry run makes nothing that --evaluate could score. Leave one of the two out",
-            ctx=ctx,
-        )
-    if ctx.params["dry_run"] and o.stands_there(ctx, "finetune"):
-        raise typer.BadParameter(
-            "a dry run makes nothing that --finetune could train. Leave one of the two out",
-            ctx=ctx,
-        )
-    timed = o.stands_there(ctx, "measure") or o.stands_there(ctx, "batch")
-    if ctx.params["dry_run"] and timed:
-        raise typer.BadParameter(
-            "a dry run converts nothing that --measure could time. Leave one of the two out",
-            ctx=ctx,
-        )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bp_convert.cli import options as o
+from bp_convert.cli.given import stands_there
 from bp_convert.cli.session import errors_shown, progress_shown, show_files
 from bp_convert.values.text import as_json
 
@@ -149,7 +150,7 @@ def finetune(
         named = {
             "data": data, "validation": _share(validation), "epochs": epochs, "steps": steps,
             "batch": batch, "lr": lr, "preset": preset,
-            "seed": seed if o.stands_there(ctx, "seed") else None,
+            "seed": seed if stands_there(ctx, "seed") else None,
         }  # fmt: skip
         flags = {key: value for key, value in named.items() if value is not None}
         settings, beside = training_from(set or [], flags, "--set")

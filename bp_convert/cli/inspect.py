@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from bp_convert.cli import options as o
+from bp_convert.cli.given import given_in
 from bp_convert.cli.session import errors_shown, print_report, progress_shown, show
 from bp_convert.errors import CheckpointError
 
@@ -33,7 +34,7 @@ def inspect(
     with errors_shown() as trail:
         from bp_convert.cli.settings import settings_from
 
-        asked = settings_from(settings, o.given_in(ctx))
+        asked = settings_from(settings, given_in(ctx))
         from bp_convert import pipeline
 
         trail.stage = "reading the model"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -69,40 +69,6 @@ def choice(*known: str) -> object:
         return value
 
     return check
-
-
-def stands_there(ctx: typer.Context, option: str) -> bool:
-    """Say whether an option was given on the command line."""
-    source = ctx.get_parameter_source(option)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def given_in(ctx: typer.Context) -> dict[str, Any]:
-    """Return the settings that stand on the command line, leaving defaults to the file."""
-    names = {
-        "alpha": "alpha", "rank": "rank", "pairs": "pairs", "init": "init", "include": "include",
-        "exclude": "exclude", "convert_head": "convert_head", "seed": "seed",
-        "convert_anyway": "convert_anyway", "input": "inputs", "target": "target",
-        "method": "method",
-    }  # fmt: skip
-    given: dict[str, Any] = {}
-    for option, field in names.items():
-        if stands_there(ctx, option):
-            given[field] = ctx.params[option]
-    return given
-
-
-def check_data(ctx: typer.Context) -> None:
-    """Refuse options about data where there is none."""
-    if not stands_there(ctx, "calibrate"):
-        for option in ("examples", "tokenizer"):
-            scored = option == "tokenizer" and stands_there(ctx, "evaluate")
-            if stands_there(ctx, option) and not scored:
-                raise typer.BadParameter(
-                    f"--{option} is about data, and there is none. Add --calibrate", ctx=ctx
-                )
-    if stands_there(ctx, "metric") and not stands_there(ctx, "evaluate"):
-        raise typer.BadParameter("--metric needs data to score on. Add --evaluate", ctx=ctx)
 
 
 Model = Annotated[

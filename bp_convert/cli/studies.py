@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bp_convert.cli import options as o
+from bp_convert.cli.given import check_data
 from bp_convert.cli.session import errors_shown, progress_shown, show, show_files
 from bp_convert.values.text import as_json
 
@@ -56,7 +57,7 @@ def probe(
     verbose: o.Verbose = False,
 ) -> None:
     """Show how far each layer can be compressed, the largest saving first."""
-    o.check_data(ctx)
+    check_data(ctx)
     if not 0 < error < 1:
         raise typer.BadParameter(f"{error:g} is no relative error. Give one between 0 and 1")
     with errors_shown() as trail:
@@ -130,7 +131,7 @@ def sweep(
 
     Give the targets as --target params=0.5,0.25,0.1 or one by one.
     """
-    o.check_data(ctx)
+    check_data(ctx)
     with errors_shown() as trail:
         from bp_convert.cli.data import open_with_data
         from bp_convert.cli.outputs import check_outputs

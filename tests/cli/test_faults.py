@@ -219,7 +219,7 @@ def test_a_machine_that_is_too_small_is_no_fault_of_ours(
 
 
 def test_a_fault_of_the_finder_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "_layer", _broken)
+    monkeypatch.setattr(faults, "layer_of", _broken)
     found = faults.looked_into(ValueError("first"), stage="planning")
     assert (found.words, found.where) == ("ValueError: first", "planning")
 
