@@ -17,6 +17,7 @@ from torch import _weights_only_unpickler as weights_only
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from bp_convert.errors import CheckpointError
+from bp_convert.files.settle import settle
 from bp_convert.files.sniff import Kind, refusal
 from bp_convert.pickles.admit import admit, is_weapon
 from bp_convert.pickles.code import MAIN, covers, is_private
@@ -70,7 +71,12 @@ def load_admitted(path: Path, kind: Kind, *, trust: Sequence[str] = ()) -> objec
         if all(covers(trust, name) and not is_weapon(name) for name in refused):
             raise _not_defined(path, refused, trust)
         raise _refused(path, refused, _is_whole_model(path, refused))
-    return _load(path, admitted, trust)
+    content = _load(path, admitted, trust)
+    try:
+        settle(content)
+    except Exception as problem:  # the parts of a model are not what they should be
+        raise _damaged(path, problem) from None
+    return content
 
 
 @contextlib.contextmanager

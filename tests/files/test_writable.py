@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -188,3 +189,22 @@ def test_a_class_of_a_trusted_script_is_told_by_its_file(
         [sys.executable, "-c", code, *needed], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.stdout == "Net\n", done.stderr
+
+
+def test_hooks_of_a_loaded_model_are_not_overwritten(tmp_path: Path) -> None:
+    """torch numbers hooks from 0 in every process."""
+    write(tmp_path / "out.pt", odd_models.two_hooked())
+    code = (
+        "import torch; from bp_convert.files import read_converted\n"
+        "model = read_converted('out.pt', trust=['tests']).skeleton\n"
+        "model[0].register_forward_pre_hook(lambda m, a: None)\n"
+        "print(len(model[0]._forward_pre_hooks))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout == "3\n", done.stderr
