@@ -74,7 +74,7 @@ class EmbeddingKind(Kind):
 
     @torch.no_grad()
     def add(self, module: nn.Embedding, role: str, changes: Sequence[Tensor]) -> None:
-        module.weight.add_(changes[0].t())
+        module.weight.add_(changes[0].t().to(module.weight))
 
     def rows(self, module: nn.Embedding, x: Tensor, pick: Pick) -> dict[str, list[Tensor]]:
         return {"weight": [index_rows(x, pick)]}

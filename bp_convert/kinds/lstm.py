@@ -112,7 +112,7 @@ class LSTMKind(Kind):
         many = len(changes) // len(sides)
         for at, side in enumerate(sides):
             weight = getattr(module, f"weight_{role}{side}")
-            weight.add_(torch.cat(list(changes[at * many : (at + 1) * many])))
+            weight.add_(torch.cat(list(changes[at * many : (at + 1) * many])).to(weight))
 
     def batched(self, module: nn.LSTM, shape: Shape, batch: int) -> Shape:
         if len(shape) == 2:
@@ -149,7 +149,7 @@ class LSTMKind(Kind):
         many = groups(twin.factors[role], twin.hidden_size)
         suffix = role[3:] + ("_reverse" if index >= many else "")
         bias = getattr(twin, f"bias_{suffix}").view(many, -1)
-        bias[index % many].add_(change.to(bias.dtype))
+        bias[index % many].add_(change.to(bias))
         return True
 
     def params(self, module: nn.LSTM, widths: Widths, factors: Factors | None = None) -> int:

@@ -256,7 +256,8 @@ def _is_whole(spec: FactorSpec) -> bool:
 def _refusal(
     units: Sequence[Unit], targets: Sequence[Target], budget: Budget, problem: OutOfReachError
 ) -> PlanError:
-    target = next(one for one in targets if _column(one) == problem.quantity)
+    # A number of parameters and a size speak of one column: the tighter one is in the way.
+    target = min((one for one in targets if _column(one) == problem.quantity), key=budget.room)
     if target.quantity == "error":
         least = sqrt(squared_error(problem.least))
         return PlanError(

@@ -133,6 +133,16 @@ def test_what_is_out_of_reach_names_target_and_range() -> None:
         choose(units, _targets("error=1e-6", "params=0.1"), budget)
 
 
+def test_of_parameters_and_a_size_the_tighter_is_named() -> None:
+    """Both limit the same numbers; a file's head, which stays, takes a share of its size."""
+    units = _units(mlp(24, 36))
+    budget = _budget(units)
+    budget = Budget(budget.before, {**budget.fixed, "size": 0.9 * budget.before["size"]})
+    for targets in (("params=0.6", "size=0.8"), ("size=0.8", "params=0.6")):
+        with pytest.raises(PlanError, match=r"target size=0\.8"):
+            choose(units, _targets(*targets), budget)
+
+
 def test_the_guard_gives_way_to_a_target_and_says_so() -> None:
     units = _units(mlp(60, 72, 48))
     for unit in units:  # every option is slower than the layer
