@@ -267,12 +267,16 @@ def _refusal(
             fix="loosen one of the targets",
         )
     column = COSTS.index(_column(target))
-    least = max(problem.least, sum(float(unit.costs[:, column].min()) for unit in units))
+    alone = sum(float(unit.costs[:, column].min()) for unit in units)
+    least = max(problem.least, alone)
     lowest, before = budget.total(target, least), budget.before[target.quantity]
+    beside = len(targets) > 1 and least > alone * (1 + 1e-9)
     return PlanError(
         where=f"target {target}",
-        found=f"{target.limit(before):,.0f} of {before:,.0f} is out of reach",
-        allowed=f"from {lowest:,.0f} (a share of {lowest / before:.4g}) to {before:,.0f}",
-        fix="ask for a value in this range, or let more layers take part: fewer --exclude, "
-        "lower floors",
+        found=f"{target.limit(before):,.0f} of {before:,.0f} is out of reach"
+        + (" beside the other targets" if beside else ""),
+        allowed=f"from {lowest:,.0f} (a share of {lowest / before:.4g})"
+        + (f" to {before:,.0f}" if lowest <= before else ""),
+        fix=("loosen one of the targets" if beside else "ask for a value in this range")
+        + ", or let more layers take part: fewer --exclude, lower floors",
     )

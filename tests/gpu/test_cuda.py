@@ -97,9 +97,7 @@ def test_latency_and_peak_memory_are_measured() -> None:
     assert one.converted_peak_bytes < one.dense_peak_bytes
 
 
-TARGETS = pytest.mark.parametrize(
-    "targets", [("params=0.4",), ("error=0.2",), ("params=0.6", "macs=0.8")], ids=str
-)
+TARGETS = pytest.mark.parametrize("targets", [("params=0.4",), ("error=0.2",)], ids=str)
 
 
 @TARGETS

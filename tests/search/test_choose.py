@@ -200,3 +200,16 @@ def test_a_curve_is_not_followed_beyond_what_it_saves() -> None:
         assert spec.params == cost < 120
     none = Curve(spec_curve[0].spec, np.array([1.0], np.float32))
     assert len(make_unit(wanted, "weight", (10, 12), 1, [none], 1.0, alone=True).errors) == 1
+
+
+def test_a_limit_that_the_others_leave_no_room_for_is_said_so() -> None:
+    units = _units(mlp(24, 36))
+    budget = _budget(units)
+    for unit in units:  # what has fewer parameters takes more multiply-adds
+        unit.costs[:, COSTS.index("macs")] = 2e6 / unit.costs[:, 0]
+    with pytest.raises(PlanError, match="out of reach beside the other targets") as caught:
+        choose(units, _targets("params=0.3", "macs=0.001"), budget)
+    assert "loosen one of the targets" in caught.value.fix
+    with pytest.raises(PlanError) as caught:
+        choose(units, _targets("params=1e-9"), budget)
+    assert "beside" not in caught.value.found
