@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from bp_convert.errors import DataError
+from bp_convert.kron.compute import to_compute
 from bp_convert.kron.metric import RIDGE, Diagonal, Full, Metric, Product
 from bp_convert.kron.scale import power_of_four, unit
 
@@ -105,7 +106,7 @@ class Moment:
             DataError: numbers that are not finite.
         """
         if self.lookup:
-            rows = rows.reshape(-1).cpu()
+            rows = to_compute(rows.reshape(-1), torch.int64)
             self.moments[0].add_(torch.bincount(rows, minlength=self.columns))
             self.count += len(rows)
             return
@@ -145,7 +146,7 @@ class Moment:
 
     def _taken(self, rows: Tensor) -> Tensor:
         """Return rows as they are computed with."""
-        rows = rows.detach().to("cpu", torch.float32)
+        rows = to_compute(rows)
         largest = max(map(abs, map(float, torch.aminmax(rows))))
         if not isfinite(largest):
             bad = int((~torch.isfinite(rows)).any(1).sum())
@@ -179,7 +180,7 @@ class Moment:
 
     def weigh(self, counts: Tensor) -> None:
         """Add how much each output (K) counts in a batch, as a mean square."""
-        counts = counts.detach().to("cpu", torch.float64)
+        counts = to_compute(counts, torch.float64)
         self.counts = counts if self.counts is None else self.counts + counts
 
     @property

@@ -143,15 +143,14 @@ def _fit(site: Site, converted: nn.Module, moments: Moments, centred: bool) -> f
     kind.rest(site.module, twin, Spread())
     gap = total = 0.0
     specs = _specs(twin)
-    for role, matrices in kind.matrices(site.module, Spread(), specs).items():
+    for role, matrices in kind.computed(site.module, specs).items():
         found = moments[site.name, role]
         metrics = {id(moment): moment.metric() for moment in found}
         spec = specs[role]
         columns = Columns.of(spec, choices[role].kernel)
-        for index, matrix in enumerate(matrices):
+        for index, weight in enumerate(matrices):
             moment = found[index * len(found) // len(matrices)]
             metric = metrics[id(moment)]
-            weight = matrix.detach().float()
             target = _target(weight, moment, metric)
             near = fit_in_metric(
                 target,

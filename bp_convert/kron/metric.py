@@ -195,7 +195,7 @@ def nearest_product(blocks: Tensor) -> tuple[Tensor, Tensor]:
     both positive definite (Van Loan and Pitsianis, 1993, section 5).
     """
     size = blocks.shape[1]
-    two = torch.eye(size, dtype=blocks.dtype) / size**0.5
+    two = torch.eye(size, dtype=blocks.dtype, device=blocks.device) / size**0.5
     one = two
     for _ in range(ROUNDS if min(blocks.shape[:2]) > 1 else 1):
         one = torch.einsum("apbq,pq->ab", blocks, two)
@@ -228,7 +228,11 @@ def cholesky(matrix: Tensor) -> Tensor:
     scale = float(matrix.diagonal().abs().mean())
     lower: Tensor
     for ridge in (0.0, 1e-7, 1e-5, 1e-3, 1e-1):
-        held = matrix if not ridge else matrix + ridge * scale * torch.eye(len(matrix)).to(matrix)
+        held = (
+            matrix
+            if not ridge
+            else matrix + ridge * scale * torch.eye(len(matrix), device=matrix.device)
+        )
         lower, info = torch.linalg.cholesky_ex(held)
         if int(info) == 0 and bool(torch.isfinite(lower).all()):
             return lower

@@ -13,7 +13,6 @@ from bp_convert.calibration.tap import Batches
 from bp_convert.errors import PlanError
 from bp_convert.graph.clone import clone
 from bp_convert.graph.walk import Site
-from bp_convert.kinds import Spread
 from bp_convert.kron.fit import low_rank
 from bp_convert.kron.nearest import check_finite
 from bp_convert.search import cache
@@ -104,7 +103,7 @@ class Candidates:
         for number, wanted in enumerate(self.wanted):
             site = wanted.site
             self.progress(f"candidates of {site.name}", number, len(self.wanted))
-            matrices = site.kind.matrices(site.module, Spread())
+            matrices = site.kind.computed(site.module)
             for role, ones in matrices.items():
                 for one in ones:
                     check_finite(one, f"{site.name} ({site.kind.name})")

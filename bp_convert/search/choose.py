@@ -260,7 +260,8 @@ def _is_whole(spec: FactorSpec) -> bool:
 def _refusal(
     units: Sequence[Unit], targets: Sequence[Target], budget: Budget, problem: OutOfReachError
 ) -> PlanError:
-    target = next(one for one in targets if _column(one) == problem.quantity)
+    # A number of parameters and a size speak of one column: the tighter one is in the way.
+    target = min((one for one in targets if _column(one) == problem.quantity), key=budget.room)
     if target.quantity == "error":
         least = sqrt(squared_error(problem.least))
         return PlanError(
@@ -270,13 +271,18 @@ def _refusal(
             fix="loosen one of the targets",
         )
     column = COSTS.index(_column(target))
-    least = max(problem.least, sum(float(unit.costs[:, column].min()) for unit in units))
+    alone = sum(float(unit.costs[:, column].min()) for unit in units)
+    least = max(problem.least, alone)
     lowest, before = budget.total(target, least), budget.before[target.quantity]
+    beside = len(targets) > 1 and least > alone * (1 + 1e-9)
     return PlanError(
         where=f"target {target}",
-        found=f"{target.limit(before):,.0f} of {before:,.0f} is out of reach",
-        allowed=f"from {lowest:,.0f} (a share of {lowest / before:.4g}) to {before:,.0f}",
-        fix=f"ask for a value in this range{_ways(budget)}",
+        found=f"{target.limit(before):,.0f} of {before:,.0f} is out of reach"
+        + (" beside the other targets" if beside else ""),
+        allowed=f"from {lowest:,.0f} (a share of {lowest / before:.4g})"
+        + (f" to {before:,.0f}" if lowest <= before else ""),
+        fix=("loosen one of the targets" if beside else "ask for a value in this range")
+        + _ways(budget),
     )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bp_convert.kinds.base import Choices
 from bp_convert.kron.columns import Columns
+from bp_convert.kron.compute import to_compute
 from bp_convert.kron.fit import affordable, apart, fit_in_metric, low_rank
 from bp_convert.kron.metric import Metric, Plain
 from bp_convert.kron.spectrum import squared_errors, whitened
@@ -91,7 +92,7 @@ class _Search:
         rows: Sequence[Tensor | None],
         tick: Tick,
     ) -> None:
-        self.matrices = [one.detach().float() for one in matrices]
+        self.matrices = list(map(to_compute, matrices))
         self.choices = choices
         self.metrics = metrics
         self.rows = rows

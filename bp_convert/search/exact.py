@@ -73,6 +73,8 @@ def in_the_way(limited: Sequence[np.ndarray], bounds: np.ndarray, first: int) ->
     """Return which of limits that no choice keeps is in the way, and the least that it can be:
     one without which the others can be kept, or else one that not even some of them leave room
     for. ``first`` is returned where it is as good as another."""
+    if not limited:
+        return first, 0.0
     columns = sorted(range(len(bounds)), key=lambda one: one != first)
     for column in columns:
         found = _lowest(limited, bounds, column, [one for one in columns if one != column])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bp_convert.calibration.tap import Batch, Batches, run_quietly
 from bp_convert.graph.tree import tensors_in
 from bp_convert.graph.walk import Site
-from bp_convert.kinds import Spread
+from bp_convert.kron.compute import to_compute
 from bp_convert.kron.metric import Metric
 from bp_convert.kron.nearest import gram
 from bp_convert.kron.scale import unit
@@ -55,17 +55,17 @@ class Trials:
             rows: (K,) for each matrix how much its outputs count; None where all count alike.
         """
         module = self.model.get_submodule(site.name)
-        matrices = [one.detach() for one in site.kind.matrices(module, Spread())[role]]
+        matrices = site.kind.computed(module)[role]
         lost = total = 0.0
         changes: list[Tensor] = []
         every = zip(matrices, metrics, rows or [None] * len(matrices), strict=True)
         for matrix, metric, row in every:
-            scaled = matrix if row is None else matrix * row[:, None].to(matrix)
+            scaled = matrix if row is None else matrix * row[:, None]
             near = _truncated(scaled, metric)
-            lost += metric.energy((scaled - near).float())
-            total += metric.energy(scaled.float())
+            lost += metric.energy(scaled - near)
+            total += metric.energy(scaled)
             change = near - scaled
-            changes.append(change if row is None else change / row[:, None].to(matrix))
+            changes.append(change if row is None else change / row[:, None])
         if not lost or not total:
             return 1.0
         shifts = [-(change @ mean.to(change)) for change, mean in zip(changes, means, strict=True)]
@@ -75,7 +75,7 @@ class Trials:
 
     def _outputs(self, number: int, batch: Batch) -> list[Tensor]:
         output = run_quietly(self.model, batch, number)
-        return [t.double() for t in tensors_in(output) if t.is_floating_point()]
+        return [to_compute(t, torch.float64) for t in tensors_in(output) if t.is_floating_point()]
 
     def _error(self) -> float | None:
         """Return the squared error relative to the outputs' variance; None where no output keeps
@@ -110,13 +110,12 @@ def damped(growth: float) -> float:
 
 def _truncated(matrix: Tensor, metric: Metric) -> Tensor:
     """Cut off the weakest directions of the output, up to a share of its energy."""
-    weight = matrix.float()
-    values, vectors = torch.linalg.eigh(gram(metric.root(unit(weight)[0])))  # rising
+    values, vectors = torch.linalg.eigh(gram(metric.root(unit(matrix)[0])))  # rising
     values = values.clamp(min=0)
     cut = int((values.cumsum(0) <= LOST * values.sum()).sum())
     weak = vectors[:, : min(max(cut, 1), len(values) - 1)].float()
-    near: Tensor = weight - weak @ (weak.t() @ weight)
-    return near.to(matrix.dtype)
+    near: Tensor = matrix - weak @ (weak.t() @ matrix)
+    return near
 
 
 @contextmanager
@@ -129,7 +128,7 @@ def _changed(
         site.kind.add(module, role, changes)
         bias = getattr(module, "bias", None)
         if isinstance(bias, Tensor):
-            bias.add_(shifts[0].to(bias.dtype))
+            bias.add_(shifts[0].to(bias))
     try:
         yield
     finally:

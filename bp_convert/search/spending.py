@@ -16,7 +16,7 @@ from bp_convert.kinds import Ask
 from bp_convert.search.budget import budget_for
 from bp_convert.search.candidates import Candidates, settled
 from bp_convert.search.choose import Budget, Found, choose
-from bp_convert.search.options import Unit, Wanted
+from bp_convert.search.options import Unit, Wanted, kept
 from bp_convert.values.plan import largest
 from bp_convert.values.settings import Settings
 
@@ -83,9 +83,17 @@ class Spending:
             for one in self.settings.target
             if one.quantity == "macs"
         ]
-        held = budget
+        held, whole = budget, False
         while True:
-            found = choose(units, self.settings.target, held, guarded=guarded)
+            try:
+                found = choose(units, self.settings.target, held, guarded=guarded)
+            except PlanError:
+                if held is budget or whole:
+                    raise
+                # With layers of several roles as they are, all counts are right.
+                held, whole = budget, True
+                units = [unit if unit.alone else kept(unit) for unit in units]
+                continue
             over = max((self._macs(found, wanted, budget) - one for one in limits), default=0.0)
             if over <= 0:
                 return found

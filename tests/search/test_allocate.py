@@ -169,3 +169,8 @@ def test_the_more_sensitive_unit_gets_more() -> None:
 def test_nothing_to_choose() -> None:
     """No unit at all is a budget of nothing."""
     assert allocate([made_up([0], params=[5])], {"params": 5}) == [0]
+    assert allocate([], {"params": 0.0, "macs": 3.0}) == []
+    for limits in ({"params": -1.0}, {"params": 2.0, "macs": -1.0}):
+        with pytest.raises(OutOfReachError) as caught:
+            allocate([], limits)
+        assert (caught.value.quantity, caught.value.least) == (list(limits)[-1], 0)
