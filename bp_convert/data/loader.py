@@ -189,7 +189,7 @@ def stream(
         rows = rows_in((args, kwargs))
         start = min(rows, skip - passed)
         stop = min(rows, start + count - taken)
-        if not _plain((args, kwargs)):  # cannot be cut: taken whole, or passed over
+        if not is_plain((args, kwargs)):  # cannot be cut: taken whole, or passed over
             start, stop = (rows, rows) if start else (0, rows)
         passed += start
         if stop > start:
@@ -220,7 +220,7 @@ def batched(
                 waiting = []
             continue
         args, kwargs, label = split
-        if not _plain((args, kwargs)):
+        if not is_plain((args, kwargs)):
             yield split
             continue
         tensors = [*args, *kwargs.values(), *([] if label is None else [label])]
@@ -240,7 +240,7 @@ def batched(
         yield _stacked(waiting, where)
 
 
-def _plain(batch: Batch) -> bool:
+def is_plain(batch: Batch) -> bool:
     """Tell whether a batch holds nothing but tensors, which can be cut and stacked."""
     args, kwargs = batch
     return not any(is_structure(v) or isinstance(v, list) for v in (*args, *kwargs.values()))

@@ -15,6 +15,7 @@ from bp_convert.data.loader import (
     Item,
     ItemRows,
     is_item,
+    is_plain,
     is_single,
     is_stream,
     name_inputs,
@@ -154,6 +155,7 @@ def columns_of(item: Item, where: str) -> ColumnRows:
 
 
 def _holds_batches(found: Any, specs: Sequence[TensorSpec], where: str) -> bool:
-    return (
-        bool(specs) and len(found) > 0 and not is_single(split_item(found[0], specs, where), specs)
-    )
+    if not len(found):
+        return False
+    item = split_item(found[0], specs, where)
+    return not is_plain(item[:2]) or (bool(specs) and not is_single(item, specs))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from bp_convert.errors import BpConvertError, PlanError
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import SampleInputs, tables
-from bp_convert.graph.running import in_mode, quiet_forward, run, same_draws
+from bp_convert.graph.running import Args, Kwargs, in_mode, quiet_forward, run, same_draws
+from bp_convert.graph.tree import tensors_in
 from bp_convert.graph.verify import ForwardError, Trial
 from bp_convert.values.tensors import TensorSpec
 
@@ -94,8 +95,20 @@ def try_on(model: nn.Module, sample: SampleInputs) -> Any:
         PlanError: the model cannot be copied.
     """
     copy = clone(model, apart=True)
+    args, kwargs = sample.batch(copy, 1)
+    if not sample.real:
+        _to_their_least(sample.specs, args, kwargs)
     with same_draws(0, copy), quiet_forward(), in_mode(copy, training=False), torch.no_grad():
-        return run(copy, *sample.batch(copy, 1))
+        return run(copy, args, kwargs)
+
+
+def _to_their_least(specs: Sequence[TensorSpec], args: Args, kwargs: Kwargs) -> None:
+    """Put the least that may be drawn into drawn integers: a length of 0, say."""
+    places = iter(args)
+    for spec in specs:
+        tensor = next(places) if spec.name is None else kwargs[spec.name]
+        if "int" in spec.dtype and tensor.numel():
+            tensor.view(-1)[0] = spec.low
 
 
 def _readings(specs: tuple[TensorSpec, ...]) -> Iterator[Guess]:
@@ -151,26 +164,31 @@ def _reached(
     args, kwargs = SampleInputs(specs).batch(copy, 2, seed=1)
     places = iter(args)
     values = [next(places) if one.name is None else kwargs[one.name] for one in specs]
-    found: dict[int, int] = {}
+    itself: dict[int, int] = {}
+    alike: dict[int, int] = {}  # by what is equal to it, where it is never looked up itself
 
     def note(rows: int) -> Any:
         def hook(_: nn.Module, inputs: Any, named: Any) -> None:
-            for leaf in pytree.tree_leaves((inputs, named)):
-                for i in free if isinstance(leaf, Tensor) else ():
-                    same = leaf.data_ptr() == values[i].data_ptr()
-                    if same or (leaf.shape == values[i].shape and torch.equal(leaf, values[i])):
-                        found[i] = min(rows, found.get(i, rows))
+            for leaf in tensors_in((inputs, named)):
+                for i in free:
+                    if leaf.data_ptr() == values[i].data_ptr():
+                        itself[i] = min(rows, itself.get(i, rows))
+                    elif leaf.shape == values[i].shape and torch.equal(leaf, values[i]):
+                        alike[i] = min(rows, alike.get(i, rows))
 
         return hook
 
     for module, rows in tables(copy):
         module.register_forward_pre_hook(note(rows), with_kwargs=True)
-    with same_draws(0, copy), quiet_forward(), in_mode(copy, training=False), torch.no_grad():
-        try:
-            run(copy, args, kwargs)
-        except BpConvertError:
-            return found  # what it reached before it stopped
-    return found
+    with (
+        same_draws(0, copy),
+        quiet_forward(),
+        in_mode(copy, training=False),
+        torch.no_grad(),
+        suppress(BpConvertError),  # what it reached before it stopped still counts
+    ):
+        run(copy, args, kwargs)
+    return {**alike, **itself}
 
 
 def _needs_several(model: nn.Module) -> bool:

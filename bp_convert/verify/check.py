@@ -367,7 +367,7 @@ def _has_gradient(name: str, twins: set[str], old: set[str]) -> bool:
     """Return whether the plain counterpart of a new parameter receives a gradient."""
     layer = name.rpartition(".")[0]
     if layer in twins:
-        return any(one.startswith(f"{layer}.weight") for one in old)
+        return any(one.startswith(f"{layer}.weight".lstrip(".")) for one in old)
     return name in old
 
 

@@ -47,7 +47,8 @@ class Reference:
             twin = self.converted.get_submodule(name)
             assert isinstance(twin, TWINS)
             dense = twin.to_dense()
-            plain.update({f"{name}.{key}": one for key, one in dense.named_parameters()})
+            prefix = f"{name}." if name else ""  # the model itself may be the layer
+            plain.update({f"{prefix}{key}": one for key, one in dense.named_parameters()})
         ours = {**_state(self.converted), **plain}
         for name, tensor in _state(self.model).items():
             found = ours.get(name)
