@@ -77,7 +77,8 @@ class Moment:
         self.kernel = kernel
         self.lookup = lookup
         self.centred = centred
-        self.count = 0
+        self.count = self.other_count = 0
+        self.paired = True  # the rows of both models were always as many
         self.largest = 0.0  # of all numbers that were added
         self.scale = 1.0  # by which rows are multiplied: all below is of scaled rows
         self.total = torch.zeros(columns, dtype=torch.float64)
@@ -99,7 +100,9 @@ class Moment:
             self.moments = (torch.zeros(columns, dtype=torch.float64),)
 
     def add(self, rows: Tensor, other: Tensor | None = None) -> None:
-        """Add rows (n, D), or indices (n,); ``other`` are the same rows in another model.
+        """Add rows (n, D), or indices (n,); ``other`` are the same rows in another model. Where
+        they are not as many, as an expert's may be that is routed to by what changed, nothing is
+        told of them pair by pair from then on.
 
         Raises:
             DataError: numbers that are not finite.
@@ -109,10 +112,12 @@ class Moment:
             self.moments[0].add_(torch.bincount(rows, minlength=self.columns))
             self.count += len(rows)
             return
+        if other is not None and len(other) != len(rows):
+            self.paired, self.samples = False, []
         if not len(rows):
             return
         rows = self._taken(rows)
-        other = None if other is None else self._taken(other)
+        other = self._taken(other) if other is not None and len(other) else None
         self._rescale()
         rows = rows * self.scale
         if self.centred and not self.count:
@@ -135,12 +140,13 @@ class Moment:
 
     def _beside(self, rows: Tensor, near: Tensor, other: Tensor) -> None:
         """Add what tells of both models' rows."""
-        if sum(len(ours) for ours, _ in self.samples) < SAMPLE:
+        if self.paired and sum(len(ours) for ours, _ in self.samples) < SAMPLE:
             self.samples.append((rows[:EACH].clone(), other[:EACH].clone()))
-        if self.centred and not self.count:
+        if self.centred and not self.other_count:
             self.other_start = other.mean(0, dtype=torch.float64).float()
         self.other_total += other.sum(0, dtype=torch.float64)
-        if self.cross is not None:
+        self.other_count += len(other)
+        if self.cross is not None and self.paired:
             self.cross.addmm_((other - self.other_start).t(), near)
 
     def _taken(self, rows: Tensor) -> Tensor:
@@ -192,8 +198,10 @@ class Moment:
 
     @property
     def other_mean(self) -> Tensor:
-        """Mean row of the other model (D), float64."""
-        return self.other_total / max(1, self.count) / self.scale
+        """Mean row of the other model (D), float64; of this one where that had none."""
+        if not self.other_count:
+            return self.mean
+        return self.other_total / max(1, self.other_count) / self.scale
 
     def metric(self) -> Metric:
         """Return the metric that these moments make."""
@@ -257,7 +265,7 @@ class Moment:
     def across(self) -> Tensor | None:
         """Return the moment (D, D) of the other model's rows with these, both scaled as the metric
         is; None if not gathered."""
-        if self.cross is None:
+        if self.cross is None or not self.paired:
             return None
         both = self.cross.double() / max(1, self.count)
         if self.centred:
