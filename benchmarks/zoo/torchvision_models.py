@@ -187,9 +187,8 @@ def _raft(name: str) -> nn.Module:
 
 
 def _frames() -> Call:
-    return (torch.rand(1, 3, 128, 128) * 2 - 1, torch.rand(1, 3, 128, 128) * 2 - 1), {
-        "num_flow_updates": 2
-    }
+    pictures = {f"image{n}": torch.rand(1, 3, 128, 128) * 2 - 1 for n in (1, 2)}
+    return (), {**pictures, "num_flow_updates": 2}
 
 
 def _quantizable(name: str, by: int = 4) -> nn.Module:

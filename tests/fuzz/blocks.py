@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 class Residual(nn.Module):
@@ -276,6 +278,120 @@ class Mean(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean(self.axes)
+
+
+class InFunctions(nn.Module):
+    """Keeps its part where torch does not look: in a partial, a list, a dictionary, a closure."""
+
+    def __init__(self, part: nn.Module, how: str) -> None:
+        super().__init__()
+        self.part = part
+        self.how = how
+        holders: dict[str, Any] = {
+            "partial": functools.partial(part),
+            "list": [part],
+            "dictionary": {"part": part},
+            "closure": lambda x: part(x),
+            "method": part.forward,
+        }
+        self.held = holders[how]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "list":
+            return self.held[0](x)
+        return self.held["part"](x) if self.how == "dictionary" else self.held(x)
+
+
+class Recomputed(nn.Module):
+    """Checkpoints its part in train mode."""
+
+    def __init__(self, part: nn.Module, reentrant: bool) -> None:
+        super().__init__()
+        self.part, self.reentrant = part, reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return self.part(x)
+        return checkpoint(self.part, x, use_reentrant=self.reentrant)
+
+
+class InPlace(nn.Module):
+    """Writes into what its part made."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.part(x) + 0
+        y[:1] = 0
+        return y.mul_(0.5)
+
+
+class Exits(nn.Module):
+    """Goes one way or the other by what it sees."""
+
+    def __init__(self, one: nn.Module, two: nn.Module) -> None:
+        super().__init__()
+        self.one, self.two = one, two
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x) if float(x.detach().mean()) > 0.013 else self.two(x)
+
+
+class Sliced(nn.Module):
+    """Runs the beginning of a row of layers, then the rest by their names."""
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.row = nn.Sequential(*parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.row[:1](x)
+        for name, part in self.row.named_children():
+            if name != "0":
+                x = part(x)
+        return x
+
+
+class Delegates(nn.Module):
+    """Finds in its part what it lacks itself."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.inner = nn.ModuleDict({"layer": part})
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+class Functional(nn.Module):
+    """Reads the weight of a layer that it never calls."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.layer.weight.t() + self.layer.bias
+
+
+class Own(nn.Module):
+    """A weight of its own, and a complex buffer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mix = nn.Parameter(torch.randn(width, width) / width**0.5)
+        self.register_buffer("phase", torch.randn(width, dtype=torch.cfloat))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.mix) * self.phase.abs().to(x.dtype)
 
 
 @dataclass

@@ -29,7 +29,7 @@ SAVED = 4  # every so many architectures are saved and read again
 
 
 def check(seed: int) -> str:
-    """Try the architecture of a seed; return ``converted``, ``kept`` or ``refused``.
+    """Try the architecture of a seed; return ``converted``, ``kept`` or ``refused: WHY``.
 
     Raises:
         AssertionError: it is another function, a refusal blames the tool, or the source changed.
@@ -45,7 +45,7 @@ def check(seed: int) -> str:
     if small is None:
         blamed = [one for one in BLAMES if one in told]
         assert not blamed, f"blames itself: {told}"
-        return "refused"
+        return f"refused: {told}"
     if seed % SAVED == 0:
         _check_saved(small, source)
     for training in (False, True):
@@ -101,6 +101,7 @@ def main() -> None:
     parser.add_argument("seeds", type=int, nargs="*")
     parser.add_argument("--from", type=int, default=0, dest="first")
     parser.add_argument("--to", type=int, default=0)
+    parser.add_argument("--refusals", action="store_true", help="show what was refused, and why")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -111,7 +112,9 @@ def main() -> None:
     counts: dict[str, int] = {}
     for seed in range(asked.first, asked.to):
         try:
-            found = check(seed)
+            found, _, why = check(seed).partition(": ")
+            if why and asked.refusals:
+                print(f"{seed}: refused: {' '.join(why.split())[:300]}", flush=True)
         except Exception as problem:
             found = "failed"
             words = " ".join(str(problem).split())[:300]

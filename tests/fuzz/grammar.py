@@ -18,6 +18,9 @@ from tests.fuzz import blocks
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 7, 13)
 EVEN = (4, 6, 8, 12, 16, 24)
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+UPS = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+POOLS = {1: nn.AvgPool1d, 2: nn.MaxPool2d, 3: nn.AvgPool3d}
+HOLDERS = ("partial", "list", "dictionary", "closure", "method")
 NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 ACTIVATIONS = (nn.ReLU, nn.GELU, nn.Tanh, nn.SiLU, nn.Sigmoid, nn.LeakyReLU)
 ROWS = 5  # examples in the call that is compared
@@ -66,7 +69,7 @@ class _Maker:
             parts.append(self.table(count, width))
             form = "steps"
         else:
-            axes = {"rows": (), "steps": (6,), 1: (9,), 2: (6, 8), 3: (4, 4, 4)}[form]
+            axes = {"rows": (), "steps": (6,), 1: (16,), 2: (8, 12), 3: (4, 4, 4)}[form]
             shape = (*axes, width) if form == "steps" else (width, *axes)
             text = "float32:1x" + "x".join(str(n) for n in shape)
             x = torch.randn(ROWS, *shape)
@@ -78,11 +81,8 @@ class _Maker:
         wrapped = self.drawn.choice(list(blocks.WRAPPERS))
         model = (blocks.ByKeyword if keyword else blocks.Net)(parts, head, wrapped)
         self.alter(model)
-        x = (
-            x.to(next((p.dtype for p in model.parameters()), x.dtype))
-            if x.is_floating_point()
-            else x
-        )
+        if x.is_floating_point():
+            x = x.to(next(model.parameters()).dtype)
         return Case(model.eval(), [f"x={text}" if keyword else text], x, keyword, self.marks)
 
     def table(self, count: int, width: int) -> nn.Module:
@@ -95,20 +95,35 @@ class _Maker:
         plain: list[Callable[[], tuple[nn.Module, int]]] = [lambda: self.layer(form, width)] * 4
         if depth > 1:
             return plain[0]()
-        kept = lambda: self.same(form, width, depth)  # noqa: E731
-        wrapped = [
+
+        def kept() -> nn.Module:
+            return self.same(form, width, depth)
+
+        wrapped: list[Callable[[], tuple[nn.Module, int]]] = [
             lambda: (blocks.Residual(kept()), width),
+            lambda: (blocks.Residual(kept()), width),
+            lambda: (nn.Sequential(kept(), self.activation()), width),
+            lambda: (nn.Sequential(kept(), self.activation()), width),
+            lambda: self.branches(form, width, depth),
+            lambda: self.branches(form, width, depth),
             lambda: (blocks.Drop(kept()), width),
             lambda: (blocks.Twice(kept()), width),
             lambda: (blocks.Quiet(kept()), width),
             lambda: (blocks.Counts(kept()), width),
             lambda: (blocks.Cached(kept(), self.drawn.random() < 0.5), width),
-            lambda: (blocks.Tapped(kept(), self.same(form, width, depth)), width),
-            lambda: (nn.Sequential(kept(), self.activation()), width),
             lambda: (blocks.Noise(self.drawn.random() < 0.5), width),
             lambda: (nn.Dropout(0.3), width),
-            lambda: self.branches(form, width, depth),
+            lambda: (blocks.InFunctions(kept(), self.drawn.choice(HOLDERS)), width),
+            lambda: (blocks.Recomputed(kept(), self.drawn.random() < 0.5), width),
+            lambda: (blocks.InPlace(kept()), width),
+            lambda: (blocks.Exits(kept(), kept()), width),
+            lambda: (blocks.Sliced(kept(), self.activation(), kept()), width),
+            lambda: (blocks.Delegates(kept()), width),
         ]
+        if depth == 0:
+            wrapped.append(lambda: (blocks.Tapped(kept(), kept()), width))
+        if depth == 0 and isinstance(form, int):
+            wrapped += [lambda: self.resized(form, width)] * 3
         return self.drawn.choice(plain + wrapped)()
 
     def same(self, form: str | int, width: int, depth: int) -> nn.Module:
@@ -141,8 +156,9 @@ class _Maker:
             lambda: (nn.Linear(width, after, bias), after),
             lambda: (nn.Linear(width, after, bias), after),
             lambda: (blocks.Louder(width, after), after),
-            lambda: (blocks.ByType(nn.Linear(width, after), nn.Linear), after),
+            lambda: (self.asked(nn.Linear(width, after), nn.Linear), after),
             lambda: (blocks.ReadsWidth(nn.Linear(width, after)), after),
+            lambda: (blocks.Functional(nn.Linear(width, after)), after),
             lambda: (blocks.Keyword(nn.Linear(width, after)), after),
             lambda: (self.hooked(nn.Linear(width, after)), after),
             lambda: (nn.Sequential(nn.Linear(width, 8), nn.GELU(), nn.Linear(8, after)), after),
@@ -152,6 +168,7 @@ class _Maker:
                 lambda: (nn.LayerNorm(width), width),
                 lambda: (blocks.Keyword(nn.LayerNorm(width)), width),
                 lambda: (blocks.Tied(width), width),
+                lambda: (blocks.Own(width), width),
                 lambda: (blocks.Transposed(width, after), width),
                 lambda: (
                     blocks.Routed(width, nn.Linear(width, width), nn.Linear(width, width)),
@@ -187,13 +204,33 @@ class _Maker:
             width, after, kernel, padding=padding, dilation=dilation, groups=groups,
             padding_mode=mode, bias=self.drawn.random() < 0.7,
         )  # fmt: skip
-        made: list[tuple[nn.Module, int]] = [(conv, after), (conv, after)]
-        made.append((nn.Sequential(conv, NORMS[axes](after), self.activation()), after))
-        made.append((blocks.ByType(conv, nn.modules.conv._ConvNd), after))
-        made.append((self.hooked(conv), after))
+        made: list[Callable[[], tuple[nn.Module, int]]] = [
+            lambda: (conv, after),
+            lambda: (conv, after),
+            lambda: (nn.Sequential(conv, NORMS[axes](after), self.activation()), after),
+            lambda: (self.asked(conv, nn.modules.conv._ConvNd), after),
+            lambda: (self.hooked(conv), after),
+        ]
         if free:
-            made += [(NORMS[axes](width), width), (nn.GroupNorm(1, width), width)]
-        return self.drawn.choice(made)
+            made.append(lambda: (NORMS[axes](width), width))
+            made.append(lambda: (nn.GroupNorm(1, width), width))
+        return self.drawn.choice(made)()
+
+    def resized(self, axes: int, width: int) -> tuple[nn.Module, int]:
+        """Return a part that halves or doubles the maps."""
+        after = self.drawn.choice(WIDTHS)
+        made: list[Callable[[], tuple[nn.Module, int]]] = [
+            lambda: (CONVS[axes](width, after, 3, 2, 1), after),
+            lambda: (CONVS[axes](width, after, 2, 2), after),
+            lambda: (UPS[axes](width, after, 2, 2), after),
+            lambda: (POOLS[axes](2), width),
+            lambda: (nn.Upsample(scale_factor=2), width),
+        ]
+        return self.drawn.choice(made)()
+
+    def asked(self, layer: nn.Module, kind: type[nn.Module]) -> nn.Module:
+        """Return a layer that is asked for its type, which conversion changes; seldom."""
+        return blocks.ByType(layer, kind) if self.drawn.random() < 0.15 else layer
 
     def hooked(self, layer: nn.Module) -> nn.Module:
         layer.register_forward_hook(blocks.Halved())
@@ -222,8 +259,9 @@ class _Maker:
             self.marks.append(name.removeprefix("do_").replace("_", " "))
 
     def some(self, model: nn.Module) -> nn.Module:
-        layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd)]
-        return self.drawn.choice(layers)
+        kinds = (nn.Linear, nn.modules.conv._ConvNd)
+        layers = [m for m in model.modules() if isinstance(m, kinds) and "weight" in m._parameters]
+        return self.drawn.choice(layers or [nn.Linear(2, 2)])
 
     def do_freeze_all(self, model: nn.Module) -> None:
         model.requires_grad_(False)

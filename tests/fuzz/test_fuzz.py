@@ -31,7 +31,7 @@ LARGEST = 10**6
 )
 @given(seed=st.integers(0, LARGEST))
 def test_converted_exactly_or_refused(seed: int) -> None:
-    assert check(seed) in ("converted", "kept", "refused")
+    assert check(seed).partition(":")[0] in ("converted", "kept", "refused")
 
 
 def test_a_seed_is_one_architecture() -> None:
