@@ -180,7 +180,7 @@ class Moment:
 
     def part(self) -> None:
         """Give up comparing with the other model: its rows are not of the same examples."""
-        self.paired, self.cross = False, None
+        self.paired, self.cross, self.other_count = False, None, 0
         self.samples.clear()
 
     def weigh(self, counts: Tensor) -> None:
@@ -204,7 +204,7 @@ class Moment:
     @property
     def other_mean(self) -> Tensor:
         """Mean row of the other model (D), float64; this model's where they cannot be compared."""
-        if not self.paired or not self.other_count:
+        if not self.other_count:
             return self.mean
         return self.other_total / max(1, self.other_count) / self.scale
 
