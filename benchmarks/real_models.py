@@ -46,7 +46,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], list[str], str, Callable[[nn.Mo
 def gap(model: nn.Module, twin: nn.Module, inputs: list[str]) -> float:
     """Return the relative difference of outputs on the task's kind of input."""
     from bp_convert.graph.example import make_inputs
-    from bp_convert.graph.observe import tensors_in
+    from bp_convert.graph.tree import tensors_in
     from bp_convert.values.tensors import TensorSpec
 
     args, kwargs = make_inputs(model, [TensorSpec.parse(t) for t in inputs], batch=8, seed=1)

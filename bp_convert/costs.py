@@ -14,7 +14,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from bp_convert.graph.example import make_inputs
-from bp_convert.graph.observe import quiet_forward
+from bp_convert.graph.running import evaluating, quiet_forward
 from bp_convert.values.report import Latency
 from bp_convert.values.tensors import TensorSpec
 
@@ -42,7 +42,7 @@ def measure(
     on = torch.device(device)
     passes: list[Callable[[], Any]] = []
     for model in (dense, converted):
-        model = model.to(on).eval()
+        model = evaluating(model.to(on))
         args, kwargs = make_inputs(model, inputs, batch=batch, device=on)
         passes.append(partial(model, *args, **kwargs))
     times: tuple[list[float], list[float]] = ([], [])

@@ -2,88 +2,134 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from torch import nn
 
-from bp_convert.errors import VerificationError
+from bp_convert.errors import TraceError, VerificationError
 from bp_convert.graph.clone import clone_to_meta
-from bp_convert.graph.example import make_inputs
-from bp_convert.graph.observe import observe
+from bp_convert.graph.example import SampleInputs
+from bp_convert.graph.observe import Observation, observe, observe_shapes
+from bp_convert.graph.tree import rows_in
 from bp_convert.kinds import kind_of
-from bp_convert.surgery import apply_plan
+from bp_convert.surgery import apply_plan, check
 from bp_convert.values.plan import LayerPlan, Plan, Totals
+
+ON_DATA = "the model looks at its data: multiply-adds are those of the path that one example takes"
+ESTIMATED = "the widened model does not run without data: its multiply-adds are an estimate"
 
 
 def with_counts(
-    model: nn.Module, plan: Plan, macs_before: int | None, *, edited: bool = False
+    model: nn.Module,
+    plan: Plan,
+    seen: Observation | None,
+    *,
+    sample: SampleInputs | None = None,
+    edited: bool = False,
 ) -> Plan:
     """Return ``plan`` with totals counted on the converted model, made without any data.
 
-    Args:
-        macs_before: multiply-adds of the source; None where they cannot be counted.
-        edited: take the numbers of replaced layers from the count as well; else they are
-            predictions, which the count must confirm.
+    Where no width changes, multiply-adds are those of the source's run, less what its layers took,
+    plus what the kinds predict of their twins on the same calls. A widened model is run on shapes
+    alone and counted; where it looks at its data, the same sum is an estimate.
 
-    Raises:
-        VerificationError: a prediction differs from the count.
+    Args:
+        seen: the source's run; None where it was not run.
+        sample: example inputs; None draws them from the plan's description.
+        edited: the plan may have been edited: its numbers are derived anew.
     """
     ghost = apply_plan(clone_to_meta(model), plan, structure_only=True).model
-    macs = None
-    counted: dict[str, int] | None = None
-    if macs_before is not None:
-        args, kwargs = make_inputs(ghost, plan.inputs, batch=1)
-        seen = observe(ghost, _watched(ghost, plan), args, kwargs)
-        macs = Totals(before=macs_before, after=seen.total_macs)
-        counted = seen.macs
+    counted = (
+        None if seen is None else _counted(ghost, plan, seen, sample or SampleInputs(plan.inputs))
+    )
+    notes = plan.notes
+    if seen is not None and seen.on_data:
+        notes = (*notes, *([] if ON_DATA in notes else [ON_DATA]))
+    elif seen is not None and counted is None and plan.resizes:
+        notes = (*notes, *([] if ESTIMATED in notes else [ESTIMATED]))
     layers = []
     for layer in plan.layers:
         module = ghost.get_submodule(layer.name)
-        found = None if counted is None else counted.get(layer.name, 0)
-        if layer.action != "replaced":
-            layers.append(_settled(layer, module, found or 0))
-        elif edited:
-            layers.append(_recounted(layer, module, found))
+        if counted is not None:
+            macs = counted.macs.get(layer.name, 0)
+        elif edited and seen is not None and layer.action == "replaced":
+            macs = _predicted(model, layer, seen)
         else:
-            _confirm(layer, module, found)
-            layers.append(layer)
+            macs = layer.macs[1] if layer.action == "replaced" else layer.macs[0]
+        if layer.action == "replaced":
+            layers.append(_settled_twin(layer, module, macs, edited=edited))
+        else:
+            layers.append(_settled(layer, module, macs))
+    total = None
+    if seen is not None:
+        change = sum(one.macs[1] - one.macs[0] for one in layers)
+        after = seen.total_macs + change if counted is None else counted.total_macs
+        total = Totals(before=seen.total_macs, after=max(0, after))
     return plan.model_copy(
         update={
             "layers": tuple(layers),
             "params": Totals(before=plan.params.before, after=count_params(ghost).after),
             "bytes": Totals(before=plan.bytes.before, after=count_bytes(ghost).after),
-            "macs": macs,
+            "macs": total,
+            "notes": notes,
         }
     )
 
 
-def recount(model: nn.Module, plan: Plan) -> Plan:
+def recount(model: nn.Module, plan: Plan, sample: SampleInputs | None = None) -> Plan:
     """Return a plan that a person may have edited with its numbers derived anew.
 
     Raises:
         PlanError: the plan does not fit the model, or was edited into something impossible.
     """
-    return with_counts(model, plan, None if plan.macs is None else plan.macs.before, edited=True)
+    check(model, plan)
+    seen = None
+    sample = sample or SampleInputs(plan.inputs)
+    if sample and plan.macs is not None:
+        with suppress(TraceError):  # then the old count of multiply-adds is dropped, not kept
+            names = [layer.name for layer in plan.layers]
+            args, kwargs = sample.cpu(model, 1)
+            seen = observe(model, names, args, kwargs, examples=max(1, rows_in((args, kwargs))))
+    return with_counts(model, plan, seen, sample=sample, edited=True)
 
 
-def _recounted(layer: LayerPlan, module: nn.Module, macs: int | None) -> LayerPlan:
+def _counted(
+    ghost: nn.Module, plan: Plan, seen: Observation, sample: SampleInputs
+) -> Observation | None:
+    """Run a widened model on shapes alone; None where it looks at its data, or is not widened."""
+    if seen.on_data or not sample or not plan.resizes:
+        return None
+    args, kwargs = sample.cpu(ghost, 1)
+    names = [layer.name for layer in plan.layers]
+    try:
+        return observe_shapes(ghost, names, args, kwargs, examples=seen.examples)
+    except TraceError:
+        return None
+
+
+def _predicted(model: nn.Module, layer: LayerPlan, seen: Observation) -> int:
+    module = model.get_submodule(layer.name)
+    kind = kind_of(module)
+    assert kind is not None
+    widths = (layer.inputs[1], layer.outputs[1])
+    shapes = seen.calls((layer.name, *layer.aliases))
+    return kind.macs(module, widths, dict(layer.factors), shapes) // seen.examples
+
+
+def _settled_twin(layer: LayerPlan, module: nn.Module, macs: int, *, edited: bool) -> LayerPlan:
+    """Return the plan of a replaced layer with what was counted; a difference to what was
+    predicted is noted, since a layer that is called on other shapes than before may cost more."""
     params = sum(p.numel() for p in module.parameters())
+    told, notes = (layer.params[1], layer.macs[1]), layer.notes
+    if not edited and told != (params, macs):
+        notes = (*notes, f"{macs:,} multiply-adds counted, {told[1]:,} predicted")
     return layer.model_copy(
-        update={"params": (layer.params[0], params), "macs": (layer.macs[0], macs or 0)}
+        update={
+            "params": (layer.params[0], params),
+            "macs": (layer.macs[0], macs),
+            "notes": notes,
+        }
     )
-
-
-def _confirm(layer: LayerPlan, module: nn.Module, macs: int | None) -> None:
-    params = sum(p.numel() for p in module.parameters())
-    for what, told, found in (
-        ("parameters", layer.params[1], params),
-        ("multiply-adds", layer.macs[1], macs),
-    ):
-        if found is not None and told != found:
-            raise VerificationError(
-                where=f"{layer.name} ({layer.kind})",
-                found=f"{found} {what} counted",
-                allowed=f"{told}, as predicted",
-                fix="please report this fault of bp-convert; meanwhile --exclude the layer",
-            )
 
 
 def _settled(layer: LayerPlan, module: nn.Module, macs: int) -> LayerPlan:
@@ -101,10 +147,6 @@ def _settled(layer: LayerPlan, module: nn.Module, macs: int) -> LayerPlan:
             "macs": (layer.macs[0], macs),
         }
     )
-
-
-def _watched(model: nn.Module, plan: Plan) -> dict[str, nn.Module]:
-    return {layer.name: model.get_submodule(layer.name) for layer in plan.layers}
 
 
 def count_params(model: nn.Module) -> Totals:

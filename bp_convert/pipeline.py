@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
-from torch import nn
+from torch import Tensor, nn
 
 from bp_convert.costs import measure as measure_latency
 from bp_convert.counting import check_counts, recount
-from bp_convert.data import Data, Examples, adapt, examples_for, held_back
+from bp_convert.data import Data, Examples, examples_for, held_back
 from bp_convert.errors import PlanError
 from bp_convert.evaluation import Scorer
 from bp_convert.files import Loaded, is_converted, load_model
 from bp_convert.files import check_output as _check_output
 from bp_convert.fitting import fit_to_data
 from bp_convert.graph.channel_map import ChannelMaps, measure_maps
-from bp_convert.graph.clone import clone
-from bp_convert.graph.example import make_inputs
+from bp_convert.graph.clone import clone, shadow
+from bp_convert.graph.example import SampleInputs, given_sample
+from bp_convert.graph.ready import check_ready
+from bp_convert.graph.reshape import CASTS, cast
 from bp_convert.planner import MAP_BATCH, make_plan
 from bp_convert.render.summary import verdict
 from bp_convert.reporting import report_of
@@ -36,6 +38,7 @@ from bp_convert.storage import (
     write_plan,
 )
 from bp_convert.surgery import Converted, apply_plan
+from bp_convert.values.explain import settings_explained
 from bp_convert.values.plan import Plan
 from bp_convert.values.report import Report, Verification
 from bp_convert.values.settings import Settings
@@ -43,7 +46,12 @@ from bp_convert.values.tensors import TensorSpec
 from bp_convert.verify import fingerprint_of_data, verify
 
 Progress = Callable[[str, int, int], None]
-CHECK_BATCH = 2  # batch norm in train mode needs more than one
+SCORED = 2000  # examples that are scored at most
+# What forward takes: described, or values with the examples on their first axis.
+Inputs = Sequence[TensorSpec | str] | Sequence[Any] | Mapping[str, Any] | Tensor
+BATCHES = (1, 32)  # at which latency is measured where none are named
+# What the functions below take beside settings.
+KEYWORDS = ("calibrate", "evaluate", "metric", "device", "dtype", "measure", "plan", "progress")
 
 
 def open_model(
@@ -98,7 +106,7 @@ def moved(model: nn.Module, device: str | None) -> nn.Module:
 def plan(
     model: nn.Module,
     settings: Settings | None = None,
-    inputs: Sequence[TensorSpec | str] | None = None,
+    inputs: Inputs | None = None,
     *,
     calibrate: Data | None = None,
     progress: Progress | None = None,
@@ -109,7 +117,9 @@ def plan(
     Args:
         settings: the request; its fields may also be given as keywords, such as ``alpha=2`` or
             ``target="params=0.25"``.
-        inputs: example inputs, as TensorSpec or text such as ``"3x224x224"``.
+        inputs: example inputs: described, as TensorSpec or text such as ``"3x224x224"``; or
+            values, a list of the positional ones or a mapping by forward's keywords, of whatever
+            structure forward takes, with the examples on the first axis of each tensor.
         calibrate: data by which a target is spent: Examples, tensors, a loader, or a source as
             the command line takes it. Labels are not needed.
         progress: called with words, steps done and their number.
@@ -119,9 +129,10 @@ def plan(
         DataError: the data does not fit the model.
         TraceError: the model does not run on the input.
     """
-    given = _settings(settings, inputs, asked)
+    check_ready(model)
+    given, sample = _request(settings, inputs, asked)
     examples = None if calibrate is None else examples_for(model, calibrate, given)
-    return make_plan(model, given, examples=examples, progress=progress)
+    return make_plan(model, given, examples=examples, given=sample, progress=progress)
 
 
 def apply(
@@ -140,15 +151,16 @@ def apply(
         PlanError: the plan was made for another model, or edited into something impossible.
         DataError: the data does not fit the model.
     """
+    check_ready(model)
     plan = recount(model, plan)
     examples = None if calibrate is None else examples_for(model, calibrate, plan.settings)
-    return _apply(model, plan, progress, examples).model
+    return _apply(model, plan, progress, _sample(plan, examples), examples).model
 
 
 def convert(
     model: nn.Module,
     settings: Settings | None = None,
-    inputs: Sequence[TensorSpec | str] | None = None,
+    inputs: Inputs | None = None,
     *,
     plan: Plan | None = None,
     calibrate: Data | None = None,
@@ -156,7 +168,7 @@ def convert(
     metric: str | None = None,
     device: str | None = None,
     dtype: str | None = None,
-    measure: Sequence[int] = (),
+    measure: Sequence[int] | int = (),
     progress: Progress | None = None,
     source: str = "",
     **asked: Any,
@@ -165,7 +177,9 @@ def convert(
 
     Args:
         settings: the request; its fields may also be given as keywords, such as ``alpha=2``.
-        inputs: example inputs, as TensorSpec or text such as ``"3x224x224"``.
+        inputs: example inputs: described, as TensorSpec or text such as ``"3x224x224"``; or
+            values, a list of the positional ones or a mapping by forward's keywords, of whatever
+            structure forward takes, with the examples on the first axis of each tensor.
         plan: a plan to apply instead of making one.
         calibrate: data by which a target is spent and to which the factors are fitted, as for
             ``plan``; some 256 to 1,024 examples are enough, and labels are not needed.
@@ -175,7 +189,7 @@ def convert(
             accuracy where there are labels, else the cosine similarity to the source's output.
         device: where the result goes; None leaves it where the source is.
         dtype: floating dtype of the result, such as ``bfloat16``; None keeps the source's.
-        measure: batch sizes at which latency is measured.
+        measure: batch sizes at which latency is measured; True takes 1 and 32.
         progress: called with words, steps done and their number.
         source: words for the report about where the model came from.
 
@@ -188,33 +202,43 @@ def convert(
         VerificationError: the result does not behave as planned.
     """
     start = time.perf_counter()
+    check_ready(model)
+    floating, batches = _dtype(dtype), _batches(measure)
     before = fingerprint_of_data(model)
-    given = _settings(settings, inputs, asked) if plan is None else plan.settings
+    given, sample = _request(settings, inputs, asked)
+    given = given if plan is None else plan.settings
     examples = None if calibrate is None else examples_for(model, calibrate, given)
     scorer = None
     if evaluate is not None:
         held_out = held_back(calibrate, evaluate, examples)
         scorer = Scorer(
             model,
-            examples_for(model, evaluate, given, part="evaluate", held_out=held_out),
+            examples_for(model, evaluate, given, part="evaluate", held_out=held_out, count=SCORED),
             metric,
         )
     if plan is None:
-        plan = make_plan(model, given, examples=examples, progress=progress)
+        plan = make_plan(model, given, examples=examples, given=sample, progress=progress)
     else:
         plan = recount(model, plan)
+    sample = sample or _sample(plan, examples)
     fitted_to = "" if examples is None or not _fits_data(plan) else examples.words
-    done = _apply(model, plan, progress, examples)
+    done = _apply(model, plan, progress, sample, examples)
     check_counts(done.model, plan)
-    checked = _verified(model, plan, done, before, progress, examples)
+    checked = _verified(model, plan, done, before, progress, sample)
     result = done.model
-    if dtype is not None or device is not None:
-        result = result.to(device=device, dtype=_dtype(dtype))
+    if floating is not None:
+        cast(result, floating)
+    if device is not None:
+        result.to(device)
     latency = tuple(
         measure_latency(
-            clone(model), result, plan.inputs, batch=batch, device=device or _device(model)
+            clone(model, apart=True),
+            shadow(result),
+            plan.inputs,
+            batch=batch,
+            device=device or _device(model),
         )
-        for batch in measure
+        for batch in batches
         if plan.inputs
     )
     report = report_of(plan, done, source=source, fitted_to=fitted_to).model_copy(
@@ -231,7 +255,7 @@ def convert(
 def inspect(
     model: nn.Module | str | Path,
     settings: Settings | None = None,
-    inputs: Sequence[TensorSpec | str] | None = None,
+    inputs: Inputs | None = None,
     *,
     arch: str | None = None,
     trust: Sequence[str] = (),
@@ -266,9 +290,31 @@ __all__ = [
 ]
 
 
+def _request(
+    settings: Settings | None, inputs: Inputs | None, asked: dict[str, Any]
+) -> tuple[Settings, SampleInputs | None]:
+    """Return what is asked for, and the example inputs that are values."""
+    described = [inputs] if isinstance(inputs, str | TensorSpec) else inputs
+    if described is None:
+        return _settings(settings, None, asked), None
+    if isinstance(described, list | tuple) and all(
+        isinstance(one, str | TensorSpec) for one in described
+    ):
+        return _settings(settings, described, asked), None
+    sample = given_sample(described)
+    return _settings(settings, sample.specs or None, asked), sample
+
+
 def _settings(
     settings: Settings | None, inputs: Sequence[TensorSpec | str] | None, asked: dict[str, Any]
 ) -> Settings:
+    if settings is not None and not isinstance(settings, Settings):
+        raise PlanError(
+            where="settings",
+            found=f"{settings!r}"[:120],
+            allowed="a bp_convert.Settings, or its fields as keywords, such as alpha=2",
+            fix="example inputs go into inputs=[...], everything else into keywords of its name",
+        )
     given = dict((settings or Settings()).model_dump(by_alias=True), **asked)
     if inputs is not None:
         given["inputs"] = [
@@ -277,19 +323,39 @@ def _settings(
     try:
         return Settings.model_validate(given)
     except ValidationError as problem:
-        first = problem.errors()[0]
+        raise settings_explained(problem, given, beside=KEYWORDS) from None
+
+
+def _batches(measure: Sequence[int] | int) -> Sequence[int]:
+    """Return the batch sizes to measure at: the usual ones for True."""
+    if isinstance(measure, bool):
+        return BATCHES if measure else ()
+    sizes = [measure] if isinstance(measure, int) else list(measure)
+    if not all(isinstance(one, int) and one >= 1 for one in sizes):
         raise PlanError(
-            where=f"setting {'.'.join(str(part) for part in first['loc']) or 'alpha'}",
-            found=f"{first['msg']} (got {first.get('input')})"[:200],
-            allowed=f"one of: {', '.join(Settings.model_fields)}",
-            fix="correct the setting",
-        ) from None
+            where="measure",
+            found=f"{measure!r}"[:120],
+            allowed=f"batch sizes, such as [1, 32], or True for {list(BATCHES)}",
+            fix="give whole numbers from 1 on",
+        )
+    return sizes
+
+
+def _sample(plan: Plan, examples: Examples | None) -> SampleInputs:
+    """Return the example inputs of a plan: real ones where there are some."""
+    return SampleInputs(
+        plan.inputs, None if examples is None else examples.batches[0], plan.assumed
+    )
 
 
 def _apply(
-    model: nn.Module, plan: Plan, progress: Progress | None, examples: Examples | None = None
+    model: nn.Module,
+    plan: Plan,
+    progress: Progress | None,
+    sample: SampleInputs,
+    examples: Examples | None = None,
 ) -> Converted:
-    maps = _maps(model, plan, progress)
+    maps = _maps(model, plan, progress, sample)
     if examples is None or not _fits_data(plan):
         done = apply_plan(model, plan, maps, progress=progress)
     else:
@@ -328,13 +394,15 @@ def _check_fittable(plan: Plan) -> None:
         )
 
 
-def _maps(model: nn.Module, plan: Plan, progress: Progress | None) -> ChannelMaps | None:
+def _maps(
+    model: nn.Module, plan: Plan, progress: Progress | None, sample: SampleInputs
+) -> ChannelMaps | None:
     """Measure channel maps where a widened layer starts warm."""
     if not plan.resizes or all(layer.init == "random" for layer in plan.layers):
         return None
     if progress is not None:
         progress("finding which channel is which", 0, 1)
-    args, kwargs = make_inputs(model, plan.inputs, batch=MAP_BATCH, device=_device(model))
+    args, kwargs = sample.drawn.batch(model, MAP_BATCH)
     return measure_maps(model, plan, args, kwargs)
 
 
@@ -344,20 +412,13 @@ def _verified(
     done: Converted,
     before: Any,
     progress: Progress | None,
-    examples: Examples | None = None,
+    sample: SampleInputs,
 ) -> Verification | None:
-    if not plan.inputs and examples is None:
+    if not sample:
         return None
     if progress is not None:
-        progress("running it against the source", 0, 1)
-    if examples is not None:
-        args, kwargs = adapt(model, *examples.batches[0])
-        found = verify(model, done.model, args, kwargs, new=done.new, before=before)
-        return found.model_copy(update={"on": "calibration data"})
-    args, kwargs = make_inputs(
-        model, plan.inputs, batch=CHECK_BATCH, seed=plan.settings.seed, device=_device(model)
-    )
-    return verify(model, done.model, args, kwargs, new=done.new, before=before)
+        progress("running it beside the same weights in plain layers", 0, 1)
+    return verify(model, done.model, plan, sample, new=done.new, before=before)
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -367,8 +428,8 @@ def _device(model: nn.Module) -> torch.device:
 def _dtype(name: str | None) -> torch.dtype | None:
     if name is None:
         return None
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    found: torch.dtype | None = getattr(torch, name, None)
+    if found not in CASTS:
         raise PlanError(
             where=f"dtype {name}",
             found=repr(name),

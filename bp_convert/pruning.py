@@ -14,6 +14,7 @@ from bp_convert.graph.example import make_inputs
 from bp_convert.graph.inputs import infer_input
 from bp_convert.graph.narrow import Narrow, narrow
 from bp_convert.graph.observe import observe
+from bp_convert.graph.others import others_of, shared_by
 from bp_convert.graph.walk import Site, walk
 from bp_convert.surgery import Converted, apply_plan, fingerprint
 from bp_convert.values.plan import AttrChange, LayerPlan, Plan, Resize
@@ -73,6 +74,9 @@ def _plan(
     init: Init,
     seed: int,
 ) -> Plan:
+    widths = found.widths
+    resizes = tuple(Resize(name=r.name, before=r.before, after=r.after) for r in widths.resizes)
+    shared = shared_by(model, sites, resizes)
     layers = []
     for site in sites:
         target = found.widths.targets[site.name]
@@ -88,17 +92,18 @@ def _plan(
                 inputs=(before[0], after[0]),
                 outputs=(before[1], after[1]),
                 init=init,
-                params=(site.kind.params(site.module, before), 0),
+                params=(sum(p.numel() for p in site.module.parameters()), 0),
+                shared=shared[site.name],
             )
         )
-    widths = found.widths
     plan = Plan(
         model=f"{type(model).__module__}.{type(model).__qualname__}",
         fingerprint=fingerprint(model),
         settings=Settings(inputs=tuple(specs), init=init, seed=seed),
         inputs=tuple(specs),
         layers=tuple(layers),
-        resizes=tuple(Resize(name=r.name, before=r.before, after=r.after) for r in widths.resizes),
+        others=others_of(model, sites, resizes),
+        resizes=resizes,
         attrs=tuple(
             AttrChange(module=a.module, attr=a.attr, before=a.before, after=a.after)
             for a in widths.attrs
@@ -108,8 +113,8 @@ def _plan(
         notes=(f"pruned: {100 * found.share:.1f} % of each free layer's outputs are kept",),
     )
     args, kwargs = make_inputs(model, specs, batch=1)
-    watched = {site.name: site.module for site in sites}
-    return with_counts(model, plan, observe(model, watched, args, kwargs).total_macs)
+    seen = observe(model, [site.name for site in sites], args, kwargs)
+    return with_counts(model, plan, seen)
 
 
 def _kept(sites: Sequence[Site], found: Narrow) -> dict[str, Tensor]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torchvision
 
 from bp_convert._version import __version__
 from bp_convert.planner import NOISE
 from bp_convert.render.summary import verdict
+from bp_convert.render.words import value_of
 from bp_convert.surgery import Converted
 from bp_convert.values.plan import Plan
 from bp_convert.values.report import Report, ReportTotals, rows
+from bp_convert.values.score import Score
+from bp_convert.values.training import Trained
 
 MISSED = "fitted to its weight alone: "
 UNFITTED = "fitted to the weights alone, though planned on data: give it again ({})"
@@ -40,6 +45,7 @@ def report_of(
     report = Report(
         totals=ReportTotals(params=plan.params, macs=plan.macs, bytes=plan.bytes),
         layers=layers,
+        others=plan.others,
         verdict="",
         model=plan.model,
         source=source,
@@ -56,3 +62,27 @@ def report_of(
         },
     )
     return report.model_copy(update={"verdict": verdict(report)})
+
+
+def scored(report: Report, scores: Sequence[Score]) -> Report:
+    """Return the report of a conversion that was scored, with its verdict."""
+    report = report.model_copy(update={"scores": tuple(scores)})
+    return report.model_copy(update={"verdict": verdict(report)})
+
+
+def trained(report: Report, done: Trained, scores: Sequence[Score] = ()) -> Report:
+    """Return the report of a conversion that was trained afterwards, with its verdict.
+
+    Args:
+        report: of the conversion, with its own scores where it was scored.
+        done: what training did.
+        scores: of the trained model; empty where it was not scored.
+    """
+    notes = tuple(
+        f"{one.metric} after the conversion, before training: {value_of(one, one.after)}"
+        for one in report.scores[:1]
+        if scores
+    )
+    seconds = (report.seconds or 0.0) + done.seconds
+    update = {"training": done, "seconds": seconds, "notes": (*report.notes, *notes)}
+    return scored(report.model_copy(update=update), scores or report.scores)

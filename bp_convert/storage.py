@@ -25,6 +25,7 @@ from bp_convert.files import (
 from bp_convert.files import save_dense as _save_dense
 from bp_convert.files.atomic import Prove
 from bp_convert.graph.clone import clone
+from bp_convert.graph.running import evaluating
 from bp_convert.layers import TWINS
 from bp_convert.pickles.guard import guard, unguard
 from bp_convert.surgery import apply_plan
@@ -114,7 +115,7 @@ def load(
     if not is_converted(path):
         if model is not None:
             raise _not_converted(path)
-        return _ready(load_model(path, trust=trust).model)
+        return evaluating(load_model(path, trust=trust).model)
     return restored(read_converted(path, trust=trust), str(path), model=model, trust=trust)
 
 
@@ -128,7 +129,7 @@ def restored(
     """Make the model whose file was read; see ``load``."""
     if read.skeleton is not None and model is None:
         mark(read.skeleton, read.plan_json)
-        return _ready(read.skeleton)
+        return evaluating(read.skeleton)
     made = read_plan_text(read.plan_json, where)
     if isinstance(model, nn.Module):
         source = model
@@ -141,12 +142,7 @@ def restored(
     ghost = apply_plan(source, _cold(made)).model
     fill(ghost, read.state)
     mark(ghost, read.plan_json)
-    return _ready(ghost)
-
-
-def _ready(model: nn.Module) -> nn.Module:
-    model.eval()  # whose result need not be the model
-    return model
+    return evaluating(ghost)
 
 
 def _made_by(arch: str, where: str, trust: Sequence[str]) -> nn.Module:

@@ -14,6 +14,7 @@ from bp_convert.counting import count_params
 from bp_convert.data import Data, examples_for, held_back
 from bp_convert.errors import PlanError
 from bp_convert.evaluation import Scorer
+from bp_convert.graph.running import evaluating
 from bp_convert.kron.fit import low_rank
 from bp_convert.planner import candidate_units
 from bp_convert.search.candidates import settled
@@ -158,7 +159,7 @@ def sweep(
                 why = f"{problem.found}; {problem.allowed}"
                 points.append(Point(target=str(target), method=method, out_of_reach=why))
                 continue
-            small = pipeline.apply(model, plan, calibrate=data).eval()
+            small = evaluating(pipeline.apply(model, plan, calibrate=data))
             file = keep(small, target) if keep is not None and method == own else ""
             points.append(
                 Point(

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1] / "bp_convert"
 FLOORS = (
     "_version",
     "errors",
+    "faults",
     "scripts",
     "values",
     "kron",
@@ -105,3 +106,24 @@ def test_all_public_names_exist() -> None:
         assert getattr(bp_convert, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = bp_convert.nonsense
+
+
+def test_every_error_is_public() -> None:
+    import bp_convert
+    from bp_convert import errors
+
+    found = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, errors.BpConvertError)
+    }
+    assert len(found) > 8
+    assert found <= set(bp_convert.__all__)
+    # And none is defined elsewhere.
+    homes = {path.name for path in FILES if any(f"({name})" in _classes(path) for name in found)}
+    assert homes == {"errors.py"}
+
+
+def _classes(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return "\n".join(line for line in lines if line.startswith("class "))

@@ -117,6 +117,52 @@ def test_a_type_name_selects() -> None:
     assert _actions(plan) == {"0": "kept", "2": "replaced", "3": "kept"}
 
 
+class _Odd(nn.Module):
+    """Names that are globs as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = ("scale[0]", "scale0", "a*", "ab", "[ab]")
+        for name in self.names:
+            self.add_module(name, nn.Linear(64, 64))
+        self.add_module("block[1]", nn.ModuleDict({"fc": nn.Linear(64, 64)}))
+        self.block1 = nn.ModuleDict({"fc": nn.Linear(64, 64)})
+        self.last = nn.Linear(64, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for name in (*self.names, "block[1].fc", "block1.fc", "last"):
+            x = self.get_submodule(name)(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("scale[0]", {"scale[0]"}),
+        ("scale[[]0]", {"scale[0]"}),
+        ("scale[0-9]", {"scale0"}),
+        ("a*", {"a*"}),
+        ("a?", {"a*", "ab"}),
+        ("[ab]", {"[ab]"}),
+        ("block[1].*", {"block[1].fc"}),
+        ("block[12].*", {"block1.fc"}),
+        ("block*.fc", {"block[1].fc", "block1.fc"}),
+        ("re:scale.0.", {"scale[0]"}),
+    ],
+)
+def test_a_name_that_looks_like_a_glob_is_that_name(pattern: str, names: set[str]) -> None:
+    model = _Odd()
+    asked = {"inputs": (TensorSpec(shape=(64,)),), "convert_anyway": True}
+    every = {one.name for one in _plan(model, **asked).converted}
+    assert "last" not in every
+    assert {one.name for one in _plan(model, include=(pattern,), **asked).converted} == names
+    assert {
+        one.name for one in _plan(model, exclude=(pattern,), **asked).converted
+    } == every - names
+    rules = (LayerRule(match=pattern, keep=True),)
+    assert {one.name for one in _plan(model, layers=rules, **asked).converted} == every - names
+
+
 @pytest.mark.parametrize("field", ["include", "exclude", "layers"])
 def test_a_pattern_that_matches_nothing_lists_near_names(field: str) -> None:
     pattern: Any = (LayerRule(match="encodr"),) if field == "layers" else ("encodr",)

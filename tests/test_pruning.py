@@ -56,6 +56,7 @@ def test_pruning_what_is_silent_changes_nothing() -> None:
     done, plan = prune(model, sizes, inputs=IMAGE)
     assert plan.params.after == sum(p.numel() for p in done.model.parameters()) == sizes
     torch.testing.assert_close(done.model(x), model(x), rtol=1e-4, atol=1e-5)
+    assert [(one.name, one.params) for one in plan.others] == [("norm", (16, 8))]
     assert not done.random
     kept = done.model.get_submodule("stem").weight
     assert torch.equal(kept, model.stem.weight[living])

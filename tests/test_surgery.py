@@ -168,9 +168,12 @@ def test_the_structure_alone_takes_no_weights() -> None:
 
 def test_a_model_that_cannot_be_copied_is_named() -> None:
     model = Net()
-    model.lock = __import__("threading").Lock()
-    with pytest.raises(PlanError, match="cannot be copied"):
+    model.lock = __import__("threading").Lock()  # shared by the copy
+    assert _plan(model).converted
+    model.steps = (step for step in range(3))
+    with pytest.raises(PlanError, match="cannot be copied") as caught:
         _plan(model)
+    assert caught.value.where == "steps"
 
 
 def test_a_widened_weight_too_large_to_build_starts_from_noise(

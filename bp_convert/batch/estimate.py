@@ -14,11 +14,13 @@ from torch import nn
 from bp_convert.batch.build import plan_of
 from bp_convert.batch.examples import calibration
 from bp_convert.batch.models import open_source
+from bp_convert.batch.outcomes import told
 from bp_convert.batch.read import Stated
 from bp_convert.batch.sources import check_files, check_scores
 from bp_convert.counting import count_params
 from bp_convert.data import Examples
 from bp_convert.errors import BpConvertError, DataError
+from bp_convert.faults import looked_into, of_the_machine
 from bp_convert.pruning import prune
 from bp_convert.values.estimate import Estimate
 from bp_convert.values.plan import Totals
@@ -60,8 +62,10 @@ def _tried(one: Stated) -> Estimate:
         check_scores(one)
         return _estimate(one.job)
     except BpConvertError as problem:
-        words = f"{problem.where}: {problem.found}. To do: {problem.fix}"
-        return Estimate(name=one.job.name, what=what(one.job), problem=words)
+        words = told(problem)
+    except Exception as problem:  # of one job, which stops none of the others
+        words = told(of_the_machine(problem) or looked_into(problem))
+    return Estimate(name=one.job.name, what=what(one.job), problem=words)
 
 
 def what(job: Job) -> str:

@@ -21,11 +21,16 @@ from bp_convert.batch.folders import LOG, Results
 from bp_convert.batch.models import Source, trained_source
 from bp_convert.batch.outcomes import failure, keys_of, words_of
 from bp_convert.batch.train import finetune
+from bp_convert.errors import BpConvertError
 from bp_convert.evaluation import Scorer
+from bp_convert.faults import Trail, of_the_machine
 from bp_convert.files import check_writable, save_weights, write_text
+from bp_convert.graph.running import evaluating
 from bp_convert.render.documents import document
+from bp_convert.reporting import scored, trained
 from bp_convert.values.outcome import Outcome
 from bp_convert.values.recipe import Job
+from bp_convert.values.report import Report
 from bp_convert.values.score import Score
 from bp_convert.values.training import Trained
 
@@ -55,6 +60,7 @@ def run_in(
 ) -> Outcome:
     """Run a job in a folder, without putting the folder into place; see ``run_job``."""
     start = time.perf_counter()
+    trail = Trail()
     with (
         (draft / LOG).open("a", encoding="utf-8", buffering=1) as log,
         contextlib.redirect_stdout(log),
@@ -63,10 +69,15 @@ def run_in(
         try:
             _write_recipe(draft, job)
             print(f"job {job.name}, {identity}, process {os.getpid()}")
-            outcome = _Run(draft, job, identity, full, results, _logged(progress)).run()
-        except Exception as problem:
+            told = trail.told(_logged(progress))
+            outcome = _Run(draft, job, identity, full, results, told).run()
+        except BpConvertError as problem:
             traceback.print_exc(file=sys.stderr)
             outcome = failure(job, identity, problem)
+        except Exception as problem:
+            fault = trail.looked_into(problem)
+            print(fault.report(["bp-convert", "recipe", "run", "recipe.yaml"]), file=sys.stderr)
+            outcome = failure(job, identity, of_the_machine(problem) or fault)
         seconds = time.perf_counter() - start
         print(f"{outcome.state} after {seconds:.1f} s")
     return outcome.model_copy(update={"seconds": seconds})
@@ -133,8 +144,8 @@ class _Run:
         converted = self._score(scorer, made.model)
         model, trained = self._train(made, source, fitted_rows(job, examples))
         score = converted if trained is None else self._score(scorer, model)
-        self._write(made, model, source, trained, score)
-        report = made.report
+        report = _reported(made.report, converted, trained, score)
+        self._write(made, model, source, trained, report)
         return Outcome(
             name=job.name,
             identity=self.identity,
@@ -156,7 +167,7 @@ class _Run:
         if scorer is None:
             return None
         self.progress("scoring", 0, 1)
-        return scorer.score(model.eval())
+        return scorer.score(evaluating(model))
 
     def _train(
         self, made: Made, source: Source, fitted: tuple[int, ...]
@@ -176,7 +187,7 @@ class _Run:
             fitted=fitted,
             progress=self.progress,
         )
-        return model.eval(), trained
+        return evaluating(model), trained
 
     def _write(
         self,
@@ -184,16 +195,14 @@ class _Run:
         model: nn.Module,
         source: Source,
         trained: Trained | None,
-        score: Score | None,
+        report: Report | None,
     ) -> None:
         self.progress("writing", 0, 1)
         if made.plan is not None:
             pipeline.write_plan(made.plan, self.draft / "plan.json")
         if trained is not None:
             write_text(self.draft / "training.json", trained.model_dump_json(indent=1) + "\n")
-        if made.report is not None:
-            scores = (score,) if score is not None else ()
-            report = made.report.model_copy(update={"scores": scores})
+        if report is not None:
             for form in self.job.report:
                 path = self.draft / f"report.{form}"
                 write_text(path, document(report, path))
@@ -206,3 +215,15 @@ class _Run:
             pipeline.save_dense(model, path, trust=self.job.trust)
         else:
             save_weights(path, model)
+
+
+def _reported(
+    report: Report | None, converted: Score | None, done: Trained | None, score: Score | None
+) -> Report | None:
+    """Put what scoring and training gave into the report of the conversion."""
+    if report is None:
+        return None
+    report = scored(report, [converted] if converted is not None else [])
+    if done is None:
+        return report
+    return trained(report, done, [score] if score is not None else [])

@@ -5,19 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from bp_convert.errors import BpConvertError
+from bp_convert.faults import Fault
 from bp_convert.values.outcome import Outcome
 from bp_convert.values.recipe import Job
 
 
-def failure(job: Job, identity: str, problem: BaseException | str) -> Outcome:
+def failure(job: Job, identity: str, problem: BpConvertError | Fault | str) -> Outcome:
     """Return the outcome of a job that failed."""
-    if isinstance(problem, BpConvertError):
-        words = f"{problem.where}: {problem.found}. To do: {problem.fix}"
-    elif isinstance(problem, BaseException):
-        lines = str(problem).strip().splitlines() or [""]
-        words = f"{type(problem).__name__}: {lines[0]}"
-    else:
-        words = problem
+    words = problem if isinstance(problem, str) else told(problem)
     return Outcome(
         name=job.name,
         state="failed",
@@ -27,6 +22,13 @@ def failure(job: Job, identity: str, problem: BaseException | str) -> Outcome:
         paper=job.paper,
         problem=words[:500],
     )
+
+
+def told(problem: BpConvertError | Fault) -> str:
+    """Say what went wrong in a line."""
+    if isinstance(problem, Fault):
+        return f"{problem.where}: {problem.words}; a fault that bp-convert did not foresee"
+    return f"{problem.where}: {problem.found}. To do: {problem.fix}"
 
 
 def keys_of(job: Job) -> dict[str, object]:

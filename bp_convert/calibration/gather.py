@@ -8,16 +8,20 @@ from math import ceil
 from typing import Any
 from zlib import crc32
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bp_convert.calibration.moments import Moment, rows_wanted
 from bp_convert.calibration.tap import Batches, Tap, token_mask
-from bp_convert.data.examples import rows_in
+from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site
 from bp_convert.kinds import Spread
 from bp_convert.kinds.rows import Pick
 
+LOOKS = 8  # batches that are looked at for layers that not every batch reaches
+FEW = 4  # rows, of which there are too few to compare with others
+SAME = 512  # rows by which it is told whether two models' rows are of the same examples
 Progress = Callable[[str, int, int], None]
 Moments = dict[tuple[str, str], list[Moment]]  # by layer and role, one for each direction
 
@@ -39,7 +43,11 @@ class Order:
 
 
 def order_of(model: nn.Module, sites: Sequence[Site], batches: Batches) -> Order:
-    """Run the model on one batch and say in what order its layers are called."""
+    """Run the model and say in what order its layers are called.
+
+    One batch tells, where it calls them all; of a model that routes its inputs, such as to
+    experts, up to ``LOOKS`` batches are looked at.
+    """
     made: dict[int, str] = {}
     held: list[Any] = []
     normed: set[str] = set()
@@ -53,27 +61,37 @@ def order_of(model: nn.Module, sites: Sequence[Site], batches: Batches) -> Order
 
         return hook
 
-    def ask(_: nn.Module, args: Any) -> None:
-        if args and id(args[0]) in made:
-            normed.add(made[id(args[0])])
+    def ask(_: nn.Module, args: Any, kwargs: Any) -> None:
+        first = next(iter((*args, *kwargs.values())), None)
+        if id(first) in made:
+            normed.add(made[id(first)])
 
     for site in sites:
         called = model.get_submodule(site.name)
         handles.append(called.register_forward_hook(note(site.name)))
     for module in model.modules():
         if isinstance(module, _BatchNorm):
-            handles.append(module.register_forward_pre_hook(ask))
+            handles.append(module.register_forward_pre_hook(ask, with_kwargs=True))
+    calls: dict[str, int] = {}
+    together: list[list[str]] = []
     try:
         with Tap(model, [site.name for site in sites]) as tap:
-            seen = tap.run(batches[0])
+            for number, batch in enumerate(batches[:LOOKS]):
+                made.clear()
+                held.clear()
+                seen = tap.run(batch, number)
+                groups: dict[int, list[str]] = {}
+                for name, inputs in seen.items():
+                    if name not in calls:
+                        groups.setdefault(id(inputs[0]), []).append(name)
+                    calls[name] = max(len(inputs), calls.get(name, 0))
+                together += groups.values()
+                if len(calls) == len(sites):
+                    break
     finally:
         for handle in handles:
             handle.remove()
-    groups: dict[int, list[str]] = {}
-    for name, inputs in seen.items():
-        groups.setdefault(id(inputs[0]), []).append(name)
-    calls = {name: len(inputs) for name, inputs in seen.items()}
-    return Order(calls, list(groups.values()), frozenset(normed))
+    return Order(calls, together, frozenset(normed))
 
 
 class Gatherer:
@@ -120,14 +138,21 @@ class Gatherer:
                 )
                 pick = Pick(share, crc32(f"{site.name}:{number}:{call}".encode()), mask)
                 rows = site.kind.rows(site.module, x, pick)
+                whole = x if other is None else _call(other, site.name, call)
                 beside = None
-                if other is not None:
-                    beside = site.kind.rows(site.module, other[site.name][call], pick)
+                if other is not None and whole is not None:
+                    beside = site.kind.rows(site.module, whole, pick)
                 for role, sides in rows.items():
                     moments = self._moments(site, role, len(sides))
                     for side, (moment, part) in enumerate(zip(moments, sides, strict=True)):
-                        moment.add(part, None if beside is None else beside[role][side])
-                whole = x if other is None else other[site.name][call]
+                        partner = None if beside is None else beside[role][side]
+                        if partner is not None and not same_examples(part, partner):
+                            partner = None
+                        if other is not None and partner is None:
+                            moment.part()
+                        moment.add(part, partner)
+                if whole is None:
+                    continue
                 for role, counts in site.kind.weights(site.module, whole).items():
                     for moment, one in zip(self.found[site.name, role], counts, strict=True):
                         moment.weigh(one)
@@ -156,6 +181,31 @@ class Gatherer:
                 for _ in range(sides)
             ]
         return self.found[key]
+
+
+def same_examples(rows: Tensor, other: Tensor) -> bool:
+    """Tell whether rows (n, D) of two models are of the same examples, one by one.
+
+    A model that routes its inputs may give a layer other rows than its conversion does. Rows of
+    the same examples are nearer to each other than to those of others, however much the
+    conversion has changed them; where they are not, nothing is to be learnt from the pairing.
+    """
+    if rows.shape != other.shape:
+        return False
+    if not rows.is_floating_point():
+        return torch.equal(rows, other)
+    some = slice(None, None, max(1, len(rows) // SAME))
+    one, two = rows[some].double(), other[some].double()
+    gap = float((one - two).square().sum())
+    if len(one) < FEW:
+        return gap <= float(two.square().sum())
+    return gap <= float((one - two.roll(1, 0)).square().sum())
+
+
+def _call(seen: Mapping[str, list[Any]], name: str, call: int) -> Any:
+    """Return the input of a call; None where there was no such call."""
+    calls = seen.get(name, ())
+    return calls[call] if call < len(calls) else None
 
 
 def _columns(site: Site) -> dict[str, int]:
@@ -197,13 +247,13 @@ def gather(
     Raises:
         DataError: the model does not run on the data.
     """
-    gatherer = Gatherer(sites, order, sum(rows_in(*batch) for batch in batches))
+    gatherer = Gatherer(sites, order, sum(rows_in(batch) for batch in batches))
     names = [site.name for site in sites if site.name in order.calls]
     with Tap(model, names, order.calls) as tap:
         for number, batch in enumerate(batches):
             if progress is not None:
                 progress("looking at calibration data", number, len(batches))
-            gatherer.add(tap.run(batch), number, rows_in(*batch), token_mask(batch))
+            gatherer.add(tap.run(batch, number), number, rows_in(batch), token_mask(batch))
     return gatherer.result()
 
 

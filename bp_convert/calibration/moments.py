@@ -4,17 +4,22 @@ Memory: D^2 numbers of float32 for a weight of D columns up to ``WIDE``, twice t
 models are compared; beyond, C^2 + S^2 for a convolution of C channels and S kernel places, and D
 for other weights. Rows are added batch by batch and never kept: 12 D of them over all batches,
 or for a wider weight as many as have ``NUMBERS`` numbers. Where a mean is to be taken off, they
-are counted from the first batch's mean: squares of a large mean would drown the variance.
+are counted from the first batch's mean: squares of a large mean would drown the variance. Rows
+of very large or small numbers are scaled by a power of four, so that squares stay within float32.
 """
 
 from __future__ import annotations
 
-from math import prod
+from collections.abc import Sequence
+from math import isfinite, prod
 
 import torch
 from torch import Tensor
 
+from bp_convert.errors import DataError
+from bp_convert.kron.compute import to_compute
 from bp_convert.kron.metric import RIDGE, Diagonal, Full, Metric, Product
+from bp_convert.kron.scale import power_of_four, unit
 
 WIDE = 5120  # columns up to which a full moment is gathered
 ROWS = 16_384  # rows of a layer that are looked at, or
@@ -24,6 +29,7 @@ LEAST = 256  # few of its own: but so many rows
 SAMPLE, EACH = 1024, 64  # pairs of rows that are kept to measure errors on, and of each batch
 SCARCE = 0.1  # ridge where there is a column for each row
 FAINT = 0.02  # of the mean, the least that an output counts
+ROUNDING = 1e-13  # of the mean square: inputs that vary less than this vary by rounding alone
 SMOOTH = 0.3  # share of an embedding's metric that is spread over rows that were not looked up
 
 
@@ -53,6 +59,7 @@ class Moment:
         kernel: sizes of a convolution's kernel; none for a matrix.
         lookup: the weight is an embedding's, whose inputs are indices.
         centred: take moments about the mean, which a bias can then take up.
+        name: what to call the layer in an error.
     """
 
     def __init__(
@@ -63,12 +70,17 @@ class Moment:
         lookup: bool = False,
         centred: bool = True,
         cross: bool = False,
+        name: str = "a layer",
     ) -> None:
+        self.name = name
         self.columns = columns
         self.kernel = kernel
         self.lookup = lookup
         self.centred = centred
-        self.count = 0
+        self.count = self.other_count = 0
+        self.paired = True  # the rows of both models were always of the same examples
+        self.largest = 0.0  # of all numbers that were added
+        self.scale = 1.0  # by which rows are multiplied: all below is of scaled rows
         self.total = torch.zeros(columns, dtype=torch.float64)
         self.other_total = torch.zeros(columns, dtype=torch.float64)
         self.start = torch.zeros(columns)  # what rows are counted from
@@ -88,18 +100,28 @@ class Moment:
             self.moments = (torch.zeros(columns, dtype=torch.float64),)
 
     def add(self, rows: Tensor, other: Tensor | None = None) -> None:
-        """Add rows (n, D), or indices (n,); ``other`` are the same rows in another model."""
+        """Add rows (n, D), or indices (n,); ``other`` are the same rows in another model. Where
+        they are not as many, as an expert's may be that is routed to by what changed, nothing is
+        told of them pair by pair from then on.
+
+        Raises:
+            DataError: numbers that are not finite.
+        """
         if self.lookup:
-            rows = rows.reshape(-1).cpu()
+            rows = to_compute(rows.reshape(-1), torch.int64)
             self.moments[0].add_(torch.bincount(rows, minlength=self.columns))
             self.count += len(rows)
             return
-        rows = rows.detach().to("cpu", torch.float32)
+        if other is not None and len(other) != len(rows):
+            self.paired, self.samples = False, []
         if not len(rows):
             return
+        rows = self._taken(rows)
+        other = self._taken(other) if other is not None and len(other) else None
+        self._rescale()
+        rows = rows * self.scale
         if self.centred and not self.count:
             self.start = rows.mean(0, dtype=torch.float64).float()
-        self.count += len(rows)
         self.total += rows.sum(0, dtype=torch.float64)
         near = rows - self.start if self.centred else rows
         if self.full:
@@ -112,19 +134,58 @@ class Moment:
             self.moments[1].addmm_(flat.t(), flat)
         else:
             self.moments[0].add_(near.square().sum(0, dtype=torch.float64))
-        if other is not None:
-            if sum(len(ours) for ours, _ in self.samples) < SAMPLE:
-                self.samples.append((rows[:EACH].clone(), other[:EACH].detach().cpu().float()))
-            other = other.detach().to("cpu", torch.float32)
-            if self.centred and self.count == len(rows):
-                self.other_start = other.mean(0, dtype=torch.float64).float()
-            self.other_total += other.sum(0, dtype=torch.float64)
-            if self.cross is not None:
-                self.cross.addmm_((other - self.other_start).t(), near)
+        if other is not None and self.paired:
+            self._beside(rows, near, other * self.scale)
+        self.count += len(rows)
+
+    def _beside(self, rows: Tensor, near: Tensor, other: Tensor) -> None:
+        """Add what tells of both models' rows."""
+        if self.paired and sum(len(ours) for ours, _ in self.samples) < SAMPLE:
+            self.samples.append((rows[:EACH].clone(), other[:EACH].clone()))
+        if self.centred and not self.other_count:
+            self.other_start = other.mean(0, dtype=torch.float64).float()
+        self.other_total += other.sum(0, dtype=torch.float64)
+        self.other_count += len(other)
+        if self.cross is not None and self.paired:
+            self.cross.addmm_((other - self.other_start).t(), near)
+
+    def _taken(self, rows: Tensor) -> Tensor:
+        """Return rows as they are computed with."""
+        rows = to_compute(rows)
+        largest = max(map(abs, map(float, torch.aminmax(rows))))
+        if not isfinite(largest):
+            bad = int((~torch.isfinite(rows)).any(1).sum())
+            raise DataError(
+                where=f"calibration data at {self.name}",
+                found=f"{bad} of {len(rows)} rows that reach it hold numbers that are not finite",
+                allowed="data on which every layer gets finite float32 numbers",
+                fix="repair or leave out these examples, or exclude the layer; where the data "
+                "itself is finite, the model overflows: convert it in float32",
+            )
+        self.largest = max(self.largest, largest)
+        return rows
+
+    def _rescale(self) -> None:
+        """Bring the scale, and all that was added so far, to the largest number."""
+        scale = 1 / power_of_four(self.largest)
+        if scale == self.scale:
+            return
+        more = scale / self.scale
+        for sums in (self.total, self.other_total, self.start, self.other_start):
+            sums.mul_(more)
+        for squares in (*self.moments, *([] if self.cross is None else [self.cross])):
+            squares.mul_(more).mul_(more)
+        self.samples = [(ours * more, theirs * more) for ours, theirs in self.samples]
+        self.scale = scale
+
+    def part(self) -> None:
+        """Give up comparing with the other model: its rows are not of the same examples."""
+        self.paired, self.cross, self.other_count = False, None, 0
+        self.samples.clear()
 
     def weigh(self, counts: Tensor) -> None:
         """Add how much each output (K) counts in a batch, as a mean square."""
-        counts = counts.detach().to("cpu", torch.float64)
+        counts = to_compute(counts, torch.float64)
         self.counts = counts if self.counts is None else self.counts + counts
 
     @property
@@ -138,12 +199,14 @@ class Moment:
     @property
     def mean(self) -> Tensor:
         """Mean row (D), float64."""
-        return self.total / max(1, self.count)
+        return self.total / max(1, self.count) / self.scale
 
     @property
     def other_mean(self) -> Tensor:
-        """Mean row of the other model (D), float64."""
-        return self.other_total / max(1, self.count)
+        """Mean row of the other model (D), float64; this model's where they cannot be compared."""
+        if not self.other_count:
+            return self.mean
+        return self.other_total / max(1, self.other_count) / self.scale
 
     def metric(self) -> Metric:
         """Return the metric that these moments make."""
@@ -151,22 +214,40 @@ class Moment:
         if self.lookup:
             shares = self.moments[0] / count
             return Diagonal((1 - SMOOTH) * shares + SMOOTH / self.columns)
-        mean = self.mean - self.start if self.centred else torch.zeros_like(self.mean)
+        level = self.scale**-2
+        mean = self._offset(self.total, self.start)
+        moments = [one.double() / count for one in self.moments]
+        if self._constant(moments, mean):  # nothing is known of how the columns vary
+            mean = torch.zeros_like(mean)
+            moments = [torch.zeros_like(one) for one in moments]
         if self.full:
-            moment = self.moments[0].double() / count - torch.outer(mean, mean)
-            return Full(moment.float(), ridge(self.columns, count))
+            moment = moments[0] - torch.outer(mean, mean)
+            return Full(moment.float(), ridge(self.columns, count), level)
         if self.kernel:
             places = prod(self.kernel)
             apart = mean.view(-1, places)  # (C, S)
-            first = self.moments[0].double() / (count * places) - apart @ apart.t() / places
-            second = self.moments[1].double() / count - apart.t() @ apart
-            level = float(second.diagonal().mean())
-            second = second / level if level > 0 else torch.zeros_like(second)
-            return Product(first.float(), second.float())
-        spread = self.moments[0] / count - mean.square()
-        level = float(spread.mean())
-        floor = 1e-3 * level if level > 0 else 1.0
-        return Diagonal(spread.clamp(min=0) + floor)
+            first = moments[0] / places - apart @ apart.t() / places
+            second = moments[1] - apart.t() @ apart
+            size = float(second.diagonal().mean())
+            second = second / size if size > 0 else torch.zeros_like(second)
+            return Product(first.float(), second.float(), level=level)
+        spread = moments[0] - mean.square()
+        size = float(spread.mean())
+        floor = 1e-3 * size if size > 0 else 1.0
+        return Diagonal(spread.clamp(min=0) + floor, level)
+
+    def _offset(self, total: Tensor, start: Tensor) -> Tensor:
+        """Return the mean of what was counted from a start, scaled (D), float64."""
+        mean = total / max(1, self.count)
+        return mean - start if self.centred else torch.zeros_like(mean)
+
+    def _constant(self, moments: Sequence[Tensor], mean: Tensor) -> bool:
+        """Return whether centred inputs vary by no more than rounding."""
+        if not self.centred:
+            return False
+        squares = moments[-1] if moments[-1].dim() == 1 else moments[-1].diagonal()
+        variance = float(squares.sum()) / self.columns - float(mean.square().mean())
+        return variance <= ROUNDING * float((self.total / max(1, self.count)).square().mean())
 
     def error(self, weight: Tensor, fitted: Tensor) -> tuple[float, float]:
         """Return ``|W x - W' x'|^2`` and ``|W x|^2`` over a sample of both models' rows, about
@@ -177,19 +258,22 @@ class Moment:
         ours = torch.cat([pair[0] for pair in self.samples])
         theirs = torch.cat([pair[1] for pair in self.samples])
         if self.centred:
-            ours = ours - self.mean.float()
-            theirs = theirs - self.other_mean.float()
+            ours = ours - (self.mean * self.scale).float()
+            theirs = theirs - (self.other_mean * self.scale).float()
+        weight, size = unit(weight)
         wanted = theirs @ weight.t()
-        gap = float((wanted - ours @ fitted.t()).square().sum(dtype=torch.float64))
-        size = float(wanted.square().sum(dtype=torch.float64))
-        return gap, size
+        gap = float((wanted - ours @ (fitted / size).t()).square().sum(dtype=torch.float64))
+        whole = float(wanted.square().sum(dtype=torch.float64))
+        level = (size / self.scale) ** 2
+        return gap * level, whole * level
 
     def across(self) -> Tensor | None:
-        """Return the moment (D, D) of the other model's rows with these; None if not gathered."""
-        if self.cross is None:
+        """Return the moment (D, D) of the other model's rows with these, both scaled as the metric
+        is; None if not gathered."""
+        if self.cross is None or not self.paired:
             return None
         both = self.cross.double() / max(1, self.count)
         if self.centred:
-            far, near = self.other_mean - self.other_start, self.mean - self.start
-            both = both - torch.outer(far, near)
+            far = self._offset(self.other_total, self.other_start)
+            both = both - torch.outer(far, self._offset(self.total, self.start))
         return both

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bp_convert.data import adapt
 from bp_convert.errors import DataError
-from bp_convert.graph.observe import Args, Kwargs
+from bp_convert.graph.example import adapt
+from bp_convert.graph.running import Args, Kwargs, in_mode, quiet_forward, same_draws
+from bp_convert.graph.tree import tensors_in
 
 Batch = tuple[Args, Kwargs]
 Batches = Sequence[Batch]
@@ -40,7 +41,7 @@ class Tap:
 
     def _catch(self, name: str) -> Any:
         def hook(_: nn.Module, args: Args, kwargs: Kwargs) -> None:
-            first = args[0] if args else next(iter(kwargs.values()))
+            first = args[0] if args else next(iter(kwargs.values()), None)
             self.seen.setdefault(name, []).append(first)
             if self.calls is not None and all(
                 len(self.seen.get(one, ())) >= self.calls[one] for one in self.names
@@ -50,43 +51,50 @@ class Tap:
         return hook
 
     @torch.no_grad()
-    def run(self, batch: Batch) -> dict[str, list[Any]]:
+    def run(self, batch: Batch, number: int = 0) -> dict[str, list[Any]]:
         """Run the model on a batch in eval mode; return the inputs by layer.
+
+        Args:
+            number: of the batch; what a forward draws hangs on it alone, so that two models draw
+                the same on the same batch.
 
         Raises:
             DataError: the model does not run on this data.
         """
         self.seen = {}
-        run_quietly(self.model, batch)
+        run_quietly(self.model, batch, number)
         return self.seen
 
     def __enter__(self) -> Tap:
-        self.training = [m for m in self.model.modules() if m.training]
-        self.model.eval()
+        self.mode = in_mode(self.model, training=False)
+        self.mode.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         for handle in self.handles:
             handle.remove()
-        for module in self.training:
-            module.training = True
+        self.mode.__exit__(None, None, None)
 
 
 @torch.no_grad()
-def run_quietly(model: nn.Module, batch: Batch) -> Any:
+def run_quietly(model: nn.Module, batch: Batch, number: int = 0) -> Any:
     """Run a model on a batch; None where a tap ended the pass.
+
+    Args:
+        number: of the batch, from which random numbers start.
 
     Raises:
         DataError: the model does not run on this data.
     """
     args, kwargs = adapt(model, *batch)
     try:
-        return model(*args, **kwargs)
+        with same_draws(number, model), quiet_forward():
+            return model(*args, **kwargs)
     except _Enough:
         return None
     except Exception as problem:
         words = str(problem).strip().splitlines() or [type(problem).__name__]
-        shapes = [tuple(x.shape) for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        shapes = [tuple(x.shape) for x in tensors_in((args, kwargs), objects=True)]
         raise DataError(
             where=f"{type(model).__name__} on calibration data of shapes {shapes}",
             found=f"{type(problem).__name__}: {words[0][:200]}",

@@ -6,5 +6,7 @@ from __future__ import annotations
 def main() -> None:
     """Run the command line."""
     from bp_convert.cli.app import app
+    from bp_convert.cli.session import errors_shown
 
-    app()
+    with errors_shown():  # of the commands themselves, before and after their work
+        app()

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bp_convert._version import __version__
 from bp_convert.cli import finetune as tuning
+from bp_convert.cli import inspect as looking
 from bp_convert.cli import options as o
 from bp_convert.cli import recipe, studies
+from bp_convert.cli.given import check_together, given_in
 from bp_convert.cli.group import DefaultCommand, DefaultGroup
 from bp_convert.cli.session import (
     DONE,
     NOTHING,
     errors_shown,
+    print_report,
     progress_shown,
-    show,
     show_files,
 )
+from bp_convert.errors import VerificationError
 
 if TYPE_CHECKING:
-    from bp_convert.values.report import Report
+    from bp_convert.values.plan import Plan
 
 app = typer.Typer(cls=DefaultGroup, rich_markup_mode="markdown", pretty_exceptions_enable=False)
-BATCHES = [1, 32]
 UNTIMED = "nothing was timed: no example input is known (--input)"
 
 
@@ -69,6 +71,7 @@ def convert(
     exclude: o.Exclude = None,
     convert_head: o.ConvertHead = False,
     convert_anyway: o.ConvertAnyway = False,
+    unchecked: o.Unchecked = False,
     settings: o.SettingsFile = None,
     output: o.Output = None,
     force: o.Force = False,
@@ -90,9 +93,9 @@ def convert(
     Every Linear, Conv, Embedding and LSTM weight becomes a sum of Kronecker products of two
     small matrices, and the result is used like the original.
     """
-    stands = _given(ctx)
-    _check_together(ctx, stands, plan)
-    with errors_shown():
+    stands = given_in(ctx)
+    check_together(ctx, stands, plan)
+    with errors_shown() as trail:
         from bp_convert.cli.data import open_with_data
         from bp_convert.cli.outputs import check_outputs, result_at, write_reports
         from bp_convert.cli.retrain import trainer_from
@@ -105,10 +108,11 @@ def convert(
         check_outputs(None if dry_run else goal, reports=reports, plan_out=plan_out, force=force)
         with (
             result_at(goal, trust=trust, force=force, wanted=not dry_run) as file,
-            progress_shown(quiet=quiet or json_only, left=trainer is not None) as progress,
+            progress_shown(trail, quiet=quiet or json_only, left=trainer is not None) as progress,
         ):
             from bp_convert import pipeline
 
+            trail.stage = "reading the model"
             made = pipeline.read_plan(plan) if plan is not None else None
             loaded, data = open_with_data(
                 model,
@@ -125,15 +129,20 @@ def convert(
             source = pipeline.moved(loaded.model, device)
             if file is not None:
                 file.check(source, loaded.arch)
+            trail.stage = "reading the examples"
             given = data.calibration(source)
+            trail.stage = "planning"
             if made is None:
                 made = pipeline.plan(source, asked, calibrate=given, progress=progress)
             written = [pipeline.write_plan(made, plan_out, force)] if plan_out else []
             done = bool(made.converted or made.resizes)
+            if done and not (dry_run or unchecked or made.inputs or given):
+                raise _uncheckable(made)
             if dry_run:
                 result = pipeline.report_of(made, source=loaded.source)
             else:
                 held = data.evaluation(source)
+                trail.stage = "converting"
                 small, result = pipeline.convert(
                     source,
                     plan=made,
@@ -142,12 +151,14 @@ def convert(
                     metric=metric,
                     device=device,
                     dtype=dtype,
-                    measure=(batch or BATCHES) if timed else (),
+                    measure=(batch or True) if timed else (),
                     progress=progress,
                     source=loaded.source,
                 )
                 if trainer is not None and done:
+                    trail.stage = "training"
                     small, result = trainer.run(small, source, result, data, metric, progress)
+            trail.stage = "writing"
             untimed = [UNTIMED] if timed and not made.inputs else []
             remarks: list[str] = []
             if file is not None and done:
@@ -156,47 +167,9 @@ def convert(
             notes = (*loaded.notes, *result.notes, *untimed, *remarks)
             result = result.model_copy(update={"notes": notes})
         written += write_reports(result, reports, force=force)
-        _print(result, json_only=json_only, quiet=quiet, verbose=verbose)
+        print_report(result, json_only=json_only, quiet=quiet, verbose=verbose)
         show_files([] if quiet or json_only else written)
     raise typer.Exit(DONE if done or dry_run else NOTHING)
-
-
-@app.command()
-def inspect(
-    ctx: typer.Context,
-    model: o.Model,
-    arch: o.Arch = None,
-    trust: o.Trust = None,
-    allow_missing: o.AllowMissing = False,
-    input: o.Input = None,
-    alpha: o.Alpha = 1.0,
-    rank: o.Rank = "1",
-    pairs: o.Pairs = "fast",
-    include: o.Include = None,
-    exclude: o.Exclude = None,
-    convert_head: o.ConvertHead = False,
-    convert_anyway: o.ConvertAnyway = False,
-    settings: o.SettingsFile = None,
-    json_only: o.Json = False,
-    quiet: o.Quiet = False,
-) -> None:
-    """Show what is in a model file, and what would happen to each layer."""
-    with errors_shown():
-        from bp_convert.cli.settings import settings_from
-
-        asked = settings_from(settings, _given(ctx))
-        from bp_convert import pipeline
-        from bp_convert.cli.weights import opened_or_shown
-
-        with progress_shown(quiet=quiet or json_only) as progress:
-            if pipeline.is_converted(model):
-                result = pipeline.report_of(pipeline.plan_in(model), source="converted before")
-            else:
-                loaded = opened_or_shown(model, arch, trust, allow_missing, json_only=json_only)
-                made = pipeline.plan(loaded.model, asked, progress=progress)
-                result = pipeline.report_of(made, source=loaded.source)
-                result = result.model_copy(update={"notes": (*loaded.notes, *result.notes)})
-        _print(result, json_only=json_only, quiet=quiet, verbose=True)
 
 
 @app.command()
@@ -236,6 +209,7 @@ def demo(
         run(folder)
 
 
+app.command()(looking.inspect)
 app.command()(tuning.finetune)
 app.command()(studies.probe)
 app.command()(studies.sweep)
@@ -250,67 +224,11 @@ def schema() -> None:
     print(json.dumps(made(), indent=1))
 
 
-def _given(ctx: typer.Context) -> dict[str, Any]:
-    """Return the settings that stand on the command line, leaving defaults to the file."""
-    names = {
-        "alpha": "alpha", "rank": "rank", "pairs": "pairs", "init": "init", "include": "include",
-        "exclude": "exclude", "convert_head": "convert_head", "seed": "seed",
-        "convert_anyway": "convert_anyway", "input": "inputs", "target": "target",
-        "method": "method",
-    }  # fmt: skip
-    given: dict[str, Any] = {}
-    for option, field in names.items():
-        if o.stands_there(ctx, option):
-            given[field] = ctx.params[option]
-    return given
-
-
-def _check_together(ctx: typer.Context, given: dict[str, Any], plan: Path | None) -> None:
-    """Refuse options of which one would silently do nothing."""
-    asks = [*given, *(["settings"] if o.stands_there(ctx, "settings") else [])]
-    if plan is not None and asks:
-        option = "--" + asks[0].replace("_", "-").replace("inputs", "input")
-        raise typer.BadParameter(
-            f"{option} is for making a plan, and --plan applies one that is made. Leave {option} "
-            "out, or make another plan with --plan-out",
-            ctx=ctx,
-        )
-    o.check_data(ctx)
-    if o.stands_there(ctx, "target") and (
-        o.stands_there(ctx, "rank") or o.stands_there(ctx, "pairs")
-    ):
-        raise typer.BadParameter(
-            "--target chooses pairs and terms, --rank and --pairs set them. Give one or the "
-            "other; a settings file can set them for single layers",
-            ctx=ctx,
-        )
-    if ctx.params["dry_run"] and o.stands_there(ctx, "evaluate"):
-        raise typer.BadParameter(
-            "a dry run makes nothing that --evaluate could score. Leave one of the two out",
-            ctx=ctx,
-        )
-    if ctx.params["dry_run"] and o.stands_there(ctx, "finetune"):
-        raise typer.BadParameter(
-            "a dry run makes nothing that --finetune could train. Leave one of the two out",
-            ctx=ctx,
-        )
-    timed = o.stands_there(ctx, "measure") or o.stands_there(ctx, "batch")
-    if ctx.params["dry_run"] and timed:
-        raise typer.BadParameter(
-            "a dry run converts nothing that --measure could time. Leave one of the two out",
-            ctx=ctx,
-        )
-
-
-def _print(result: Report, *, json_only: bool, quiet: bool, verbose: bool) -> None:
-    if json_only:
-        from bp_convert.render.machine import summary
-
-        print(json.dumps(summary(result), indent=1))
-        return
-    if quiet:
-        print(result.verdict)
-        return
-    from bp_convert.render.terminal import rendered
-
-    show(rendered(result, every=verbose))
+def _uncheckable(plan: Plan) -> VerificationError:
+    return VerificationError(
+        where=plan.model,
+        found="no input is known on which it runs, so that nothing could be checked",
+        allowed="a conversion that was run beside its source",
+        fix="describe an input with --input, give examples with --calibrate, or take the result "
+        "as it is with --unchecked",
+    )

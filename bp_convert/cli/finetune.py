@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bp_convert.cli import options as o
+from bp_convert.cli.given import stands_there
 from bp_convert.cli.session import errors_shown, progress_shown, show_files
+from bp_convert.values.text import as_json
 
 if TYPE_CHECKING:
     from torch import nn
@@ -64,7 +65,7 @@ Download = Annotated[
 Epochs = Annotated[
     float | None, typer.Option("--epochs", metavar="N", help="Default: 1.", rich_help_panel=HOW)
 ]
-Steps = Annotated[
+Trail = Annotated[
     int | None,
     typer.Option("--steps", metavar="N", help="Instead of epochs.", rich_help_panel=HOW),
 ]
@@ -120,7 +121,7 @@ def finetune(
     download: Download = False,
     tokenizer: o.Tokenizer = None,
     epochs: Epochs = None,
-    steps: Steps = None,
+    steps: Trail = None,
     batch: BatchSize = None,
     lr: Rate = None,
     preset: Preset = None,
@@ -140,7 +141,7 @@ def finetune(
 
     Several processes: torchrun --nproc_per_node 2 -m bp_convert finetune ...
     """
-    with errors_shown():
+    with errors_shown() as trail:
         from bp_convert.cli.outputs import result_at
         from bp_convert.cli.training import tokenizer_beside, training_from
         from bp_convert.files.atomic import check_output
@@ -149,7 +150,7 @@ def finetune(
         named = {
             "data": data, "validation": _share(validation), "epochs": epochs, "steps": steps,
             "batch": batch, "lr": lr, "preset": preset,
-            "seed": seed if o.stands_there(ctx, "seed") else None,
+            "seed": seed if stands_there(ctx, "seed") else None,
         }  # fmt: skip
         flags = {key: value for key, value in named.items() if value is not None}
         settings, beside = training_from(set or [], flags, "--set")
@@ -158,7 +159,7 @@ def finetune(
         first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts
         with (
             result_at(goal, trust=trust, force=force, wanted=first) as file,
-            progress_shown(quiet=quiet or json_only or not first, left=True) as progress,
+            progress_shown(trail, quiet=quiet or json_only or not first, left=True) as progress,
         ):
             from bp_convert.training import finetune as train
             from bp_convert.training import leave
@@ -184,7 +185,7 @@ def finetune(
             written, notes = file.write(trained, made_by)
         report = report.model_copy(update={"notes": (*report.notes, *notes)})
         if json_only:
-            print(json.dumps(report.model_dump(mode="json"), indent=1))
+            print(as_json(report.model_dump(mode="json")))
             return
         _print(report, quiet=quiet)
         show_files([] if quiet else written)

@@ -71,25 +71,6 @@ def choice(*known: str) -> object:
     return check
 
 
-def stands_there(ctx: typer.Context, option: str) -> bool:
-    """Say whether an option was given on the command line."""
-    source = ctx.get_parameter_source(option)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def check_data(ctx: typer.Context) -> None:
-    """Refuse options about data where there is none."""
-    if not stands_there(ctx, "calibrate"):
-        for option in ("examples", "tokenizer"):
-            scored = option == "tokenizer" and stands_there(ctx, "evaluate")
-            if stands_there(ctx, option) and not scored:
-                raise typer.BadParameter(
-                    f"--{option} is about data, and there is none. Add --calibrate", ctx=ctx
-                )
-    if stands_there(ctx, "metric") and not stands_there(ctx, "evaluate"):
-        raise typer.BadParameter("--metric needs data to score on. Add --evaluate", ctx=ctx)
-
-
 Model = Annotated[
     Path,
     typer.Argument(
@@ -285,6 +266,14 @@ ConvertAnyway = Annotated[
     typer.Option(
         "--convert-anyway",
         help="Convert layers that become slower or larger, too.",
+        rich_help_panel=WHICH,
+    ),
+]
+Unchecked = Annotated[
+    bool,
+    typer.Option(
+        "--unchecked",
+        help="Write the result also where no input is known on which it could be checked.",
         rich_help_panel=WHICH,
     ),
 ]

@@ -13,6 +13,7 @@ import typer
 
 from bp_convert.cli import options as o
 from bp_convert.cli.session import DONE, FAILED, errors_shown, progress_shown, show, show_files
+from bp_convert.values.text import as_json
 
 if TYPE_CHECKING:
     from bp_convert.batch.watch import Watch
@@ -79,7 +80,7 @@ def run(
     if resume and force:
         raise typer.BadParameter("--resume keeps finished jobs, --force does them again: give one")
     failed = False
-    with errors_shown():
+    with errors_shown() as trail:
         from bp_convert.batch.read import read_recipe
 
         book = read_recipe(recipe)
@@ -91,11 +92,11 @@ def run(
             from bp_convert.batch.estimate import estimates
             from bp_convert.render.batch_plan import shown_estimates
 
-            with progress_shown(quiet=quiet or json_only) as progress:
+            with progress_shown(trail, quiet=quiet or json_only) as progress:
                 found = list(estimates(chosen, progress))
             failed = any(one.problem for one in found)
             if json_only:
-                print(json.dumps([one.model_dump(mode="json") for one in found], indent=1))
+                print(as_json([one.model_dump(mode="json") for one in found]))
             else:
                 show(shown_estimates(book.name, found))
             raise SystemExit(FAILED if failed else DONE)

@@ -40,11 +40,10 @@ class Trainer:
             data: what was calibrated on and scored.
         """
         from bp_convert.evaluation import evaluate
-        from bp_convert.render.summary import verdict
-        from bp_convert.render.words import value_of
+        from bp_convert.reporting import trained
         from bp_convert.training import finetune
 
-        trained, done = finetune(
+        model, done = finetune(
             small,
             teacher=source,
             settings=self.settings,
@@ -53,20 +52,8 @@ class Trainer:
             progress=progress,
             **self.beside,
         )
-        update: dict[str, Any] = {
-            "training": done,
-            "seconds": (report.seconds or 0.0) + done.seconds,
-        }
-        if data.scored is not None:
-            update["scores"] = tuple(evaluate(source, [trained], data.scored, metric))
-            untrained = report.scores[0]
-            value = value_of(untrained, untrained.after)
-            update["notes"] = (
-                *report.notes,
-                f"{untrained.metric} after the conversion, before training: {value}",
-            )
-        report = report.model_copy(update=update)
-        return trained, report.model_copy(update={"verdict": verdict(report)})
+        scores = evaluate(source, [model], data.scored, metric) if data.scored is not None else []
+        return model, trained(report, done, scores)
 
 
 def trainer_from(words: list[str] | None, calibrate: str | None) -> Trainer | None:

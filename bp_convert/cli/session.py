@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bp_convert.errors import BpConvertError, VerificationError
+from bp_convert.faults import Fault, Trail, of_the_machine, written
+from bp_convert.values.text import as_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from bp_convert.values.report import Report
 
 TRACEBACK = "BP_CONVERT_TRACEBACK"  # an environment variable: show unforeseen faults whole
 DONE, FAILED, USAGE, NOTHING, UNVERIFIED = 0, 1, 2, 3, 4
@@ -22,10 +24,14 @@ Progress = Callable[[str, int, int], None]
 
 
 @contextmanager
-def errors_shown() -> Iterator[None]:
-    """Print this package's errors on stderr without a traceback, and exit with their code."""
+def errors_shown() -> Iterator[Trail]:
+    """Print this package's errors on stderr without a traceback, and exit with their code.
+
+    Yields what remembers the stage, for a fault that nobody foresaw.
+    """
+    trail = Trail()
     try:
-        yield
+        yield trail
     except BpConvertError as problem:
         show_error(problem)
         raise SystemExit(UNVERIFIED if isinstance(problem, VerificationError) else FAILED) from None
@@ -34,23 +40,23 @@ def errors_shown() -> Iterator[None]:
         raise SystemExit(130) from None
     except BrokenPipeError:  # whoever read the output has seen enough
         raise
-    except Exception as fault:
+    except Exception as problem:
         if os.environ.get(TRACEBACK):
             raise
-        show_error(_unforeseen(fault))
+        show_error(of_the_machine(problem) or _unforeseen(trail.looked_into(problem)))
         raise SystemExit(FAILED) from None
 
 
-def _unforeseen(fault: Exception) -> BpConvertError:
-    """Describe a fault of this program, of the model's own code, or of the machine."""
-    last = traceback.extract_tb(fault.__traceback__)[-1]
-    words = str(fault).strip().splitlines()
+def _unforeseen(fault: Fault) -> BpConvertError:
+    """Describe a fault of this program, of the model's own code, or of the machine; write what
+    helps to mend it into a file."""
+    path = written(fault.report(["bp-convert", *sys.argv[1:]]))
+    attach = "please report it" if path is None else f"please report it, and attach {path}"
     return BpConvertError(
-        where=f"{Path(last.filename).name}, line {last.lineno}, in {last.name}",
-        found=f"{type(fault).__name__}: {words[0][:300] if words else 'no more words'}",
+        where=fault.where,
+        found=f"{fault.words} ({fault.place})",
         allowed="only faults that bp-convert foresees",
-        fix=f"set {TRACEBACK}=1 to see the whole way there; if the fault is bp-convert's own, "
-        "please report it",
+        fix=f"{attach}; {TRACEBACK}=1 shows the whole way there",
     )
 
 
@@ -75,14 +81,15 @@ def show_error(problem: BpConvertError) -> None:
 
 
 @contextmanager
-def progress_shown(*, quiet: bool, left: bool = False) -> Iterator[Progress]:
+def progress_shown(trail: Trail, *, quiet: bool, left: bool = False) -> Iterator[Progress]:
     """Yield a callback that draws a bar on stderr; nothing is drawn where nobody looks.
 
     Args:
+        trail: remembers what was told last.
         left: show the time that is left, too.
     """
     if quiet or not sys.stderr.isatty():
-        yield lambda words, done, total: None
+        yield trail.told(lambda words, done, total: None)
         return
     from rich.console import Console
     from rich.progress import (
@@ -107,7 +114,7 @@ def progress_shown(*, quiet: bool, left: bool = False) -> Iterator[Progress]:
         def update(words: str, done: int, total: int) -> None:
             bars.update(task, description=words[-40:].ljust(40), completed=done, total=total)
 
-        yield update
+        yield trail.told(update)
 
 
 def show(what: RenderableType) -> None:
@@ -117,6 +124,25 @@ def show(what: RenderableType) -> None:
     from bp_convert.render.terminal import WIDTH
 
     Console(width=None if sys.stdout.isatty() else WIDTH).print(what)
+
+
+def print_report(result: Report, *, json_only: bool, quiet: bool, verbose: bool) -> None:
+    """Print a report as it was asked for.
+
+    Args:
+        verbose: one row a layer.
+    """
+    if json_only:
+        from bp_convert.render.machine import summary
+
+        print(as_json(summary(result)))
+        return
+    if quiet:
+        print(result.verdict)
+        return
+    from bp_convert.render.terminal import rendered
+
+    show(rendered(result, every=verbose))
 
 
 def show_files(written: Iterable[object]) -> None:

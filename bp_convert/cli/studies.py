@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bp_convert.cli import options as o
+from bp_convert.cli.given import check_data
 from bp_convert.cli.session import errors_shown, progress_shown, show, show_files
+from bp_convert.values.text import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,10 +57,10 @@ def probe(
     verbose: o.Verbose = False,
 ) -> None:
     """Show how far each layer can be compressed, the largest saving first."""
-    o.check_data(ctx)
+    check_data(ctx)
     if not 0 < error < 1:
         raise typer.BadParameter(f"{error:g} is no relative error. Give one between 0 and 1")
-    with errors_shown():
+    with errors_shown() as trail:
         from bp_convert.cli.data import open_with_data
         from bp_convert.cli.outputs import check_outputs
         from bp_convert.cli.settings import settings_from
@@ -72,7 +73,7 @@ def probe(
         from bp_convert import studies
         from bp_convert.render import study
 
-        with progress_shown(quiet=quiet or json_only) as progress:
+        with progress_shown(trail, quiet=quiet or json_only) as progress:
             loaded, data = open_with_data(
                 model,
                 arch=arch,
@@ -130,8 +131,8 @@ def sweep(
 
     Give the targets as --target params=0.5,0.25,0.1 or one by one.
     """
-    o.check_data(ctx)
-    with errors_shown():
+    check_data(ctx)
+    with errors_shown() as trail:
         from bp_convert.cli.data import open_with_data
         from bp_convert.cli.outputs import check_outputs
         from bp_convert.cli.settings import settings_from
@@ -162,7 +163,7 @@ def sweep(
         from bp_convert.files import check_writable
         from bp_convert.render import study
 
-        with progress_shown(quiet=quiet or json_only) as progress:
+        with progress_shown(trail, quiet=quiet or json_only) as progress:
             loaded, data = open_with_data(
                 model,
                 arch=arch,
@@ -244,4 +245,4 @@ def _write(found: Any, reports: list[Path], page: Callable[[Any], str], *, force
 
 
 def _as_json(found: Any) -> str:
-    return json.dumps(found.model_dump(mode="json", by_alias=True), indent=1) + "\n"
+    return as_json(found.model_dump(mode="json", by_alias=True)) + "\n"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bp_convert.data.door import Data, examples_for, held_back
-from bp_convert.data.examples import Examples, adapt
+from bp_convert.data.examples import Examples
 from bp_convert.data.load import from_loader, from_tensors, load_examples
+from bp_convert.graph.example import adapt
 
 __all__ = [
     "Data",

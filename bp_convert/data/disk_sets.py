@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from bp_convert.data import images
 from bp_convert.data.columns import as_labels
 from bp_convert.data.examples import Batch
 from bp_convert.data.fit import LABELS, assign
+from bp_convert.data.pictures import OPTIONS, Pictures
 from bp_convert.data.rows import Part, Rows, chunks
 from bp_convert.data.source import Source
 from bp_convert.data.text import TextLines
@@ -72,33 +74,36 @@ def open_set(
     kinds = {name: type(feature).__name__ for name, feature in found.features.items()}
     picture = next((name for name, kind in kinds.items() if kind == "Image"), None)
     if picture is not None:
-        return _Pictures(source, specs, found, picture, split)
+        return _Images(source, specs, found, picture, split)
     words = next((name for name in TEXT if name in kinds), None)
     if words is not None:
         return _Lines(source, specs, tokenizer, found, words, split)
     return _Arrays(source, specs, found, split)
 
 
-class _Pictures:
+class _Images(Pictures):
     """A column of images, and one of labels."""
 
     def __init__(
         self, source: Source, specs: Sequence[TensorSpec], found: Any, column: str, split: str
     ) -> None:
-        source.admit(images.OPTIONS)
+        source.admit(OPTIONS)
+        super().__init__(source)
         self.split = split
         self._data, self._column = found, column
         self._label = next((one for one in LABELS if one in found.features), None)
-        self._look = images.look_for(source, specs, found[0][column])
+        self._look = images.look_for(source, specs, self._first())
 
     def __len__(self) -> int:
         return len(self._data)
 
-    def read(self, rows: Sequence[int], batch: int) -> Iterator[Batch]:
-        """Decode images in batches."""
-        for part in chunks(rows, batch):
-            pictures = self._data[list(part)][self._column]
-            yield self._look.batch([self._look.tensor(one) for one in pictures])
+    def _picture(self, row: int) -> Image.Image:
+        found: Image.Image = self._data[row][self._column]
+        return found
+
+    def _pictures(self, rows: Sequence[int]) -> list[Image.Image]:
+        found: list[Image.Image] = self._data[list(rows)][self._column]
+        return found
 
     def labels(self, rows: Sequence[int]) -> Tensor | None:
         """Return class numbers, or None where there are none."""

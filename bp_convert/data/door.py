@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ from torch import Tensor, nn
 
 from bp_convert.data.examples import Examples
 from bp_convert.data.load import from_loader, from_tensors, load_examples
+from bp_convert.data.loader import is_item, is_structure
 from bp_convert.data.rows import Part
 from bp_convert.data.source import Source
-from bp_convert.graph.inputs import infer_input
-from bp_convert.layers import BPEmbedding
+from bp_convert.errors import DataError
+from bp_convert.graph.example import SampleInputs
+from bp_convert.graph.inputs import bounded, infer_input, runs
 from bp_convert.values.settings import Settings
 from bp_convert.values.tensors import TensorSpec
 from bp_convert.values.training import Training
@@ -54,7 +57,18 @@ def examples_for(
         return data
     settings = settings or Settings()
     specs = specs_of(model, settings.inputs)
+    known: dict[tuple[TensorSpec, tuple[int, ...]], bool] = {}
+
+    def accepts(spec: TensorSpec, shape: tuple[int, ...]) -> bool:
+        if (spec, shape) not in known:
+            other = spec.model_copy(update={"shape": shape})
+            known[spec, shape] = runs(
+                model, SampleInputs(tuple(other if s == spec else s for s in specs))
+            )
+        return known[spec, shape]
+
     asked: dict[str, Any] = {
+        "accepts": accepts,
         "count": count,
         "batch": batch,
         "seed": settings.seed,
@@ -66,11 +80,25 @@ def examples_for(
         return load_examples(data, specs, tokenizer=tokenizer, **asked)
     if isinstance(data, Mapping) and len(data) == len(specs) == 1 and specs[0].name is None:
         data = next(iter(data.values()))  # the only input, whatever forward calls it
-    if isinstance(data, Tensor | Mapping) or (
-        isinstance(data, tuple) and all(isinstance(one, Tensor) for one in data)
-    ):
+    if not settings.inputs and not isinstance(data, Iterator):
+        try:
+            return _of_values(data, specs, asked)
+        except DataError:
+            # What the data looks like says more than a guess, where the model runs on it.
+            with suppress(DataError):
+                found = _of_values(data, (), asked)
+                if runs(model, SampleInputs(given=found.batches[0])):
+                    return found
+            raise
+    return _of_values(data, specs, asked)
+
+
+def _of_values(data: Any, specs: Sequence[TensorSpec], asked: dict[str, Any]) -> Examples:
+    if isinstance(data, Tensor):
         return from_tensors(data, specs=specs, **asked)
-    return from_loader(data, specs, **asked)
+    if is_item(data):
+        return from_loader(data, specs, source="tensors", **asked)
+    return from_loader([data] if is_structure(data) else data, specs, **asked)
 
 
 def held_back(calibrate: Data | None, evaluate: Data, taken: Examples | None) -> int:
@@ -118,16 +146,7 @@ def same_source(one: str | Path, two: str | Path) -> bool:
 def specs_of(model: nn.Module, inputs: Sequence[TensorSpec] = ()) -> tuple[TensorSpec, ...]:
     """Return what a model takes: as described, or inferred; empty where that is not known.
 
-    Token ids get the bound of the vocabulary that reads them, so that a tokenizer of another
+    Token ids get the bound of the table that they are looked up in, so that a tokenizer of another
     vocabulary is found out.
     """
-    specs = tuple(inputs) or (infer_input(model) or ((), ""))[0]
-    sizes = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding | BPEmbedding)]
-    if not sizes:
-        return tuple(specs)
-    return tuple(
-        spec.model_copy(update={"high": max(sizes)})
-        if spec.dtype.startswith("int") and spec.name in (None, "input_ids", "tokens", "input")
-        else spec
-        for spec in specs
-    )
+    return bounded(model, tuple(inputs) or (infer_input(model) or ((), ""))[0])

@@ -1,22 +1,19 @@
-"""Batches of examples in memory, and how a model takes them."""
+"""Batches of examples in memory."""
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import Tensor
 
-from bp_convert.graph.observe import Args, Kwargs
+from bp_convert.graph.running import Args, Kwargs
+from bp_convert.graph.tree import named_tensors, rows_in
 
 Batch = tuple[Args, Kwargs]
-# What a tokenizer adds of its own accord; a forward that has no such argument goes without.
-OPTIONAL = ("attention_mask", "token_type_ids")
 
 
 @dataclass(frozen=True)
@@ -24,7 +21,8 @@ class Examples:
     """Examples in batches, on the CPU.
 
     Attributes:
-        batches: (args, kwargs) of forward; each tensor has the examples on its first axis.
+        batches: (args, kwargs) of forward; each tensor has the examples on its first axis, each
+            list of tensors one for each example.
         labels: (count, ...), in the order of the batches, (count,) integers where the examples
             have classes; None where there are none.
         count: number of examples.
@@ -51,13 +49,7 @@ class Examples:
         """Return the labels of each batch."""
         if self.labels is None:
             return [None] * len(self.batches)
-        return list(torch.split(self.labels, [rows_in(*one) for one in self.batches]))
-
-
-def rows_in(args: Args, kwargs: Kwargs) -> int:
-    """Return the number of examples in a batch: the length of its first tensor."""
-    first = next(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
-    return first.shape[0]
+        return list(torch.split(self.labels, [rows_in(one) for one in self.batches]))
 
 
 def digest_of(batches: Sequence[Batch], labels: Tensor | None) -> str:
@@ -65,8 +57,9 @@ def digest_of(batches: Sequence[Batch], labels: Tensor | None) -> str:
     found = hashlib.sha256()
     for args, kwargs in batches:
         named = [*enumerate(args), *sorted(kwargs.items())]
-        for key, tensor in named:
-            _feed(found, str(key), tensor)
+        for key, value in named:
+            for path, tensor in named_tensors(value, str(key), objects=True):
+                _feed(found, path, tensor)
     if labels is not None:
         _feed(found, "labels", labels)
     return found.hexdigest()[:16]
@@ -75,30 +68,3 @@ def digest_of(batches: Sequence[Batch], labels: Tensor | None) -> str:
 def _feed(found: Any, key: str, tensor: Tensor) -> None:
     found.update(f"{key}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
     found.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
-
-
-def adapt(model: nn.Module, args: Args, kwargs: Kwargs) -> Batch:
-    """Copy a batch into the form that a model takes.
-
-    Tensors move to the device of the model's first parameter, and float32 ones take its dtype, so
-    that a half-precision model gets what it accepts. ``attention_mask`` and ``token_type_ids``
-    are left out where forward has no such argument. Always a copy: a forward that works in place
-    leaves the examples as they are.
-    """
-    first = next((p for p in model.parameters() if p.is_floating_point()), None)
-    device = torch.device("cpu") if first is None else first.device
-    own = torch.float32 if first is None else first.dtype
-
-    def moved(tensor: Tensor) -> Tensor:
-        dtype = own if tensor.dtype == torch.float32 else tensor.dtype
-        return tensor.to(device, dtype, copy=True)
-
-    parameters = inspect.signature(model.forward).parameters
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    kept = {
-        key: value
-        for key, value in kwargs.items()
-        if takes_any or key in parameters or key not in OPTIONAL
-    }
-    there: Batch = pytree.tree_map_only(Tensor, moved, (args, kept))
-    return there

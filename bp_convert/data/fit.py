@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bp_convert.data.examples import OPTIONAL, Batch
+from bp_convert.data.examples import Batch
 from bp_convert.errors import DataError
-from bp_convert.graph.observe import Args, Kwargs
+from bp_convert.graph.example import OPTIONAL
+from bp_convert.graph.running import Args, Kwargs
+from bp_convert.graph.tree import map_tensors, rows_in, tensors_in
 from bp_convert.values.tensors import TensorSpec
 
+Accepts = Callable[[TensorSpec, tuple[int, ...]], bool]
 LABELS = ("labels", "label", "targets", "y")
 
 
@@ -82,8 +86,17 @@ def _misnamed(names: Sequence[str], specs: Sequence[TensorSpec], where: str) -> 
     )
 
 
-def fit_batch(args: Args, kwargs: Kwargs, specs: Sequence[TensorSpec], where: str) -> Batch:
+def fit_batch(
+    args: Args,
+    kwargs: Kwargs,
+    specs: Sequence[TensorSpec],
+    where: str,
+    accepts: Accepts | None = None,
+) -> Batch:
     """Check a batch against the model's inputs, and give each tensor the dtype of its input.
+
+    Args:
+        accepts: tells whether the model runs where an input has another shape than described.
 
     Returns:
         The batch, contiguous.
@@ -103,11 +116,13 @@ def fit_batch(args: Args, kwargs: Kwargs, specs: Sequence[TensorSpec], where: st
             fix="give one array for each input: several named ones go into a .npz file",
         )
     out_args = tuple(
-        _fit(value, positional[i] if specs else None, f"input {i + 1}", where)
+        _fit(value, positional[i] if specs else None, f"input {i + 1}", where, accepts)
         for i, value in enumerate(args)
     )
-    out_kwargs = {key: _fit(value, named.get(key), key, where) for key, value in kwargs.items()}
-    sizes = {str(key): len(t) for key, t in [*enumerate(out_args, 1), *out_kwargs.items()]}
+    out_kwargs = {
+        key: _fit(value, named.get(key), key, where, accepts) for key, value in kwargs.items()
+    }
+    sizes = {str(key): rows_in(t) for key, t in [*enumerate(out_args, 1), *out_kwargs.items()]}
     if len(set(sizes.values())) != 1 or 0 in sizes.values():
         raise DataError(
             where=where,
@@ -118,7 +133,14 @@ def fit_batch(args: Args, kwargs: Kwargs, specs: Sequence[TensorSpec], where: st
     return out_args, out_kwargs
 
 
-def _fit(value: object, spec: TensorSpec | None, name: str, where: str) -> Tensor:
+def _fit(
+    value: object, spec: TensorSpec | None, name: str, where: str, accepts: Accepts | None
+) -> Any:
+    held = [] if isinstance(value, Tensor) else tensors_in(value, objects=True)
+    if held:  # a list of pictures, a packed sequence, a dataclass: as the model takes it
+        for one in held:
+            _check_finite(one, name, where)
+        return map_tensors(lambda t: t.detach().cpu(), value)
     if not isinstance(value, Tensor) or value.dim() == 0:
         kind = "a single number" if isinstance(value, Tensor) else type(value).__name__
         raise DataError(
@@ -129,8 +151,15 @@ def _fit(value: object, spec: TensorSpec | None, name: str, where: str) -> Tenso
         )
     tensor = value.detach().cpu()
     if spec is not None:
-        _check_shape(tensor, spec, name, where)
+        _check_shape(tensor, spec, name, where, accepts)
         tensor = _cast(tensor, spec, name, where)
+    _check_finite(tensor, name, where)
+    if spec is not None and not tensor.is_floating_point() and tensor.dtype != torch.bool:
+        _check_range(tensor, spec, name, where)
+    return tensor.contiguous()
+
+
+def _check_finite(tensor: Tensor, name: str, where: str) -> None:
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
         bad = int((~torch.isfinite(tensor)).sum())
         raise DataError(
@@ -139,16 +168,18 @@ def _fit(value: object, spec: TensorSpec | None, name: str, where: str) -> Tenso
             allowed="finite numbers",
             fix="remove or mend those examples",
         )
-    if spec is not None and not tensor.is_floating_point() and tensor.dtype != torch.bool:
-        _check_range(tensor, spec, name, where)
-    return tensor.contiguous()
 
 
-def _check_shape(tensor: Tensor, spec: TensorSpec, name: str, where: str) -> None:
+def _check_shape(
+    tensor: Tensor, spec: TensorSpec, name: str, where: str, accepts: Accepts | None
+) -> None:
     shape = tuple(tensor.shape[1:])
     # Token ids: the example's length is one of many that the model takes.
     free = len(spec.shape) == 1 and "int" in spec.dtype and len(shape) == 1
     if shape == spec.shape or (free and shape[0] > 0):
+        return
+    # Frames of sound, sizes of pictures: as many axes, and the model runs on them.
+    if len(shape) == len(spec.shape) and accepts is not None and accepts(spec, shape):
         return
     raise DataError(
         where=f"{where}, {name}",

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from bp_convert.data.examples import Batch, Examples, digest_of, rows_in
-from bp_convert.data.fit import fit_batch
+from bp_convert.data.examples import Batch, Examples, digest_of
+from bp_convert.data.fit import Accepts, fit_batch
 from bp_convert.data.loader import stream
-from bp_convert.data.rows import Part, Rows, empty, pick, used_up
+from bp_convert.data.rows import Part, Rows, broken_words, empty, pick, used_up
 from bp_convert.errors import DataError
+from bp_convert.graph.tree import rows_in
 from bp_convert.values.tensors import TensorSpec
 
 
@@ -26,10 +27,12 @@ class Request:
     part: Part
     held_out: int
     spare: float | None = None
+    accepts: Accepts | None = None
 
     def of_rows(self, rows: Rows, where: str, text: str, *, in_order: bool = False) -> Examples:
         """Pick rows and read them."""
         total = len(rows)
+        broken: frozenset[int] = getattr(rows, "broken", frozenset())
         chosen = pick(
             total,
             count=self._at_least_one(where),
@@ -37,12 +40,14 @@ class Request:
             part=self.part,
             held_out=self.held_out,
             spare=self.spare,
+            left_out=broken,
             where=where,
         )
         chosen = sorted(chosen) if in_order else chosen
         batches = list(rows.read(chosen, self.batch))
         elsewhere = self.part == "evaluate" and bool(getattr(rows, "split", ""))
         numbers = () if elsewhere else tuple(chosen)
+        text += f", {broken_words(len(broken))}" if broken else ""
         return self._finish(batches, rows.labels(chosen), where, text, total, numbers)
 
     def of_stream(self, items: Iterable[object], where: str, text: str) -> Examples:
@@ -66,8 +71,10 @@ class Request:
         rows: tuple[int, ...] | None = None,
     ) -> Examples:
         """Check the batches against the model and describe them."""
-        fitted = tuple(fit_batch(args, kwargs, self.specs, where) for args, kwargs in batches)
-        count = sum(rows_in(*one) for one in fitted)
+        fitted = tuple(
+            fit_batch(args, kwargs, self.specs, where, self.accepts) for args, kwargs in batches
+        )
+        count = sum(rows_in(one) for one in fitted)
         words = f"{count:,} examples" if total is None else f"{count:,} of {total:,} examples"
         fewer = f" ({self.count:,} asked for)" if count < self.count else ""
         return Examples(

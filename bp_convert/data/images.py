@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,17 +11,13 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from bp_convert.data.examples import Batch
-from bp_convert.data.rows import chunks
 from bp_convert.data.source import Source
 from bp_convert.errors import DataError
 from bp_convert.values.tensors import TensorSpec
 
-SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff"}) | {
-    ".webp"
-}
 # torchvision's normalisation of ImageNet, which its weights and most of timm's expect
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-OPTIONS = ("mean", "std")
+NUMBERS = ("mean", "std")
 
 
 @dataclass(frozen=True)
@@ -103,7 +98,7 @@ def look_for(
         usual = IMAGENET
     if own is not None:
         usual = own if len(own[0]) in {1, channels} else (_grey(own[0]), _grey(own[1]))
-    mean, std = (source.numbers(key) or usual[i] for i, key in enumerate(OPTIONS))
+    mean, std = (source.numbers(key) or usual[i] for i, key in enumerate(NUMBERS))
     for key, numbers in (("mean", mean), ("std", std)):
         if len(numbers) not in {1, channels} or (key == "std" and min(numbers) <= 0):
             raise DataError(
@@ -117,94 +112,3 @@ def look_for(
 
 def _grey(values: tuple[float, ...]) -> tuple[float, ...]:
     return (sum(values) / len(values),)
-
-
-class ImageFolder:
-    """Image files, of which only the chosen ones are decoded.
-
-    Args:
-        source: a folder of images, or of class subfolders; classes are numbered in the order of
-            their names, empty ones included.
-        specs: the model's inputs.
-
-    Attributes:
-        split: words for the part of a larger folder that this is, else empty.
-
-    Raises:
-        DataError: there is no image, or they lie both in the folder and below it, or deeper.
-    """
-
-    split = ""
-
-    def __init__(self, source: Source, specs: Sequence[TensorSpec]) -> None:
-        source.admit(OPTIONS)
-        self._where = source.where
-        folder = source.path
-        self.classes = [one.name for one in _visible(folder) if one.is_dir()]
-        flat = _images(folder)
-        inside = [(file, i) for i, one in enumerate(self.classes) for file in _images(folder / one)]
-        if flat and inside:
-            raise _bad_folder(
-                self._where,
-                f"images both in it and in its subfolder {inside[0][0].parent.name}",
-                "move the one or the other away",
-            )
-        if not flat and not inside:
-            deep = next((file for file in folder.rglob("*") if _is_image(file)), None)
-            raise _bad_folder(
-                self._where,
-                "no image" if deep is None else f"images only deeper, such as {deep}",
-                "check the path" if deep is None else f"name the folder {deep.parents[1]}",
-            )
-        self._files = flat or [file for file, _ in inside]
-        self._labels = torch.tensor([i for _, i in inside]) if inside else None
-        self._look = look_for(source, specs, self._open(self._files[0]))
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def read(self, rows: Sequence[int], batch: int) -> Iterator[Batch]:
-        """Decode images in batches."""
-        for part in chunks(rows, batch):
-            yield self._look.batch(
-                [self._look.tensor(self._open(self._files[row])) for row in part]
-            )
-
-    def labels(self, rows: Sequence[int]) -> Tensor | None:
-        """Return the numbers of the images' classes, or None for a flat folder."""
-        return None if self._labels is None else self._labels[list(rows)]
-
-    def _open(self, path: Path) -> Image.Image:
-        try:
-            with Image.open(path) as image:
-                image.load()
-                return image
-        except Exception as problem:  # decoders raise of every kind, SyntaxError included
-            raise DataError(
-                where=f"{self._where}, {path}",
-                found=f"an image that cannot be read: {type(problem).__name__}: {problem}",
-                allowed="whole image files",
-                fix="mend or remove that file",
-            ) from problem
-
-
-def _visible(folder: Path) -> list[Path]:
-    return sorted(one for one in folder.iterdir() if not one.name.startswith("."))
-
-
-def _images(folder: Path) -> list[Path]:
-    return [one for one in _visible(folder) if _is_image(one)]
-
-
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and path.is_file()
-
-
-def _bad_folder(where: str, found: str, fix: str) -> DataError:
-    return DataError(
-        where=where,
-        found=found,
-        allowed=f"images ({', '.join(sorted(SUFFIXES))}) in the folder, or in one subfolder for "
-        "each class",
-        fix=fix,
-    )

@@ -11,6 +11,7 @@ from torch import Tensor
 from bp_convert.data.code import is_code, load_object
 from bp_convert.data.columns import ColumnRows
 from bp_convert.data.examples import Examples
+from bp_convert.data.fit import Accepts
 from bp_convert.data.gather import Request
 from bp_convert.data.loader import ItemRows, seeded
 from bp_convert.data.opened import open_object, open_source, tensor_rows
@@ -31,6 +32,7 @@ def load_examples(
     tokenizer: str | Path | None = None,
     held_out: int = 0,
     spare: float | None = None,
+    accepts: Accepts | None = None,
 ) -> Examples:
     """Load examples from a folder, a file, a loader or a torchvision data set.
 
@@ -50,11 +52,12 @@ def load_examples(
         held_out: ``Examples.count`` of the calibration.
         spare: share of the source that calibration leaves to training, where that takes the same
             source; evaluation then leaves half of the rest. None where it takes another.
+        accepts: tells whether the model runs on another shape than described.
 
     Raises:
         DataError: the source cannot be read, is empty, or does not fit the model.
     """
-    asked = Request(specs, count, batch, seed, part, held_out, spare)
+    asked = Request(specs, count, batch, seed, part, held_out, spare, accepts)
     parsed = Source.parse(source)
     if is_code(parsed.name):
         parsed.admit(())
@@ -62,7 +65,8 @@ def load_examples(
             return _from_code(load_object(parsed.name, parsed.where), asked, parsed)
     rows = open_source(parsed, specs, part=part, tokenizer=tokenizer)
     if getattr(rows, "split", ""):  # the splits are other examples already
-        asked = Request(specs, count, batch, seed, part, 0, spare if part == "calibrate" else None)
+        left = spare if part == "calibrate" else None
+        asked = Request(specs, count, batch, seed, part, 0, left, accepts)
     return asked.of_rows(rows, parsed.where, parsed.text)
 
 
@@ -77,6 +81,7 @@ def from_tensors(
     part: Part = "calibrate",
     held_out: int = 0,
     spare: float | None = None,
+    accepts: Accepts | None = None,
     source: str = "tensors",
 ) -> Examples:
     """Make examples of tensors in memory.
@@ -90,7 +95,7 @@ def from_tensors(
         batch: examples in a batch.
         seed: of the choice.
         part: which end of the permutation is taken.
-        held_out, spare: as for ``load_examples``.
+        held_out, spare, accepts: as for ``load_examples``.
         source: words for reports.
 
     Raises:
@@ -98,7 +103,7 @@ def from_tensors(
     """
     rows = tensor_rows(inputs, labels, specs, f"data {source}")
     wanted = max(1, len(rows)) if count is None else count
-    asked = Request(specs, wanted, batch, seed, part, held_out, spare)
+    asked = Request(specs, wanted, batch, seed, part, held_out, spare, accepts)
     return asked.of_rows(rows, f"data {source}", source, in_order=count is None)
 
 
@@ -112,6 +117,7 @@ def from_loader(
     part: Part = "calibrate",
     held_out: int = 0,
     spare: float | None = None,
+    accepts: Accepts | None = None,
     source: str = "a loader",
 ) -> Examples:
     """Take examples from a DataLoader, a data set, an iterable, or a function that makes one.
@@ -122,7 +128,7 @@ def from_loader(
     Raises:
         DataError: the loader fails, yields nothing, or does not fit the model.
     """
-    asked = Request(specs, count, batch, seed, part, held_out, spare)
+    asked = Request(specs, count, batch, seed, part, held_out, spare, accepts)
     with seeded(seed):
         return _from_code(loader, asked, Source(source, source))
 

@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, IterableDataset
 
 from bp_convert.data.columns import as_labels
-from bp_convert.data.examples import Batch, rows_in
+from bp_convert.data.examples import Batch
 from bp_convert.data.fit import assign
 from bp_convert.data.rows import chunks
 from bp_convert.errors import DataError
-from bp_convert.graph.observe import Args, Kwargs
+from bp_convert.graph.running import Args, Kwargs
+from bp_convert.graph.tree import rows_in, tensors_in
 from bp_convert.values.tensors import TensorSpec
 
 Item = tuple[Args, Kwargs, Tensor | None]
@@ -42,7 +44,11 @@ def is_item(value: object) -> bool:
     """Tell whether a value is one item rather than many: a tensor, or a tuple or dict of some."""
     if isinstance(value, Tensor | np.ndarray | Mapping):
         return True
-    return isinstance(value, tuple) and all(isinstance(v, Tensor | np.ndarray) for v in value)
+    return (
+        isinstance(value, tuple)
+        and not is_structure(value)
+        and all(isinstance(v, Tensor | np.ndarray) for v in value)
+    )
 
 
 def split_item(item: object, specs: Sequence[TensorSpec], where: str) -> Item:
@@ -59,7 +65,7 @@ def split_item(item: object, specs: Sequence[TensorSpec], where: str) -> Item:
         DataError: another type, or another number of inputs.
     """
     item = _tensor(item)
-    if isinstance(item, Tensor):
+    if isinstance(item, Tensor) or is_structure(item) or _is_pictures(item, specs):
         return name_inputs((item,), specs, None)
     if isinstance(item, Mapping):
         values = {str(key): _tensor(value) for key, value in item.items()}
@@ -93,6 +99,28 @@ def split_item(item: object, specs: Sequence[TensorSpec], where: str) -> Item:
         )
     label = torch.as_tensor(parts.pop()) if has_label else None
     return name_inputs(tuple(parts), specs, label)
+
+
+def is_structure(value: object) -> bool:
+    """Tell whether a value is one input that is no tensor: a packed sequence, a dataclass or
+    another object that holds tensors."""
+    if isinstance(value, PackedSequence):
+        return True
+    if isinstance(value, Tensor | np.ndarray | Mapping | Sequence | type) or callable(value):
+        return False
+    return not hasattr(value, "__iter__") and bool(tensors_in(value, objects=True))
+
+
+def _is_pictures(value: object, specs: Sequence[TensorSpec]) -> bool:
+    """Tell whether a value is a list of pictures (C, H, W), as detectors take them, and not a
+    loader's list of inputs and labels."""
+    if not isinstance(value, list) or not value:
+        return False
+    if not all(isinstance(v, Tensor) and v.is_floating_point() and v.dim() == 3 for v in value):
+        return False
+    if specs:
+        return len(specs) == 1 and len(specs[0].shape) == 3
+    return len({one.shape for one in value}) > 1
 
 
 def name_inputs(values: Args, specs: Sequence[TensorSpec], label: Tensor | None) -> Item:
@@ -158,15 +186,17 @@ def stream(
     labels: list[Tensor | None] = []
     passed = taken = 0
     for args, kwargs, label in batched(items, specs, where, batch):
-        rows = rows_in(args, kwargs)
+        rows = rows_in((args, kwargs))
         start = min(rows, skip - passed)
         stop = min(rows, start + count - taken)
+        if not is_plain((args, kwargs)):  # cannot be cut: taken whole, or passed over
+            start, stop = (rows, rows) if start else (0, rows)
         passed += start
         if stop > start:
             batches.append(
                 (
-                    tuple(one[start:stop] for one in args),
-                    {key: one[start:stop] for key, one in kwargs.items()},
+                    tuple(_cut(one, start, stop) for one in args),
+                    {key: _cut(one, start, stop) for key, one in kwargs.items()},
                 )
             )
             labels.append(None if label is None else label[start:stop])
@@ -190,6 +220,9 @@ def batched(
                 waiting = []
             continue
         args, kwargs, label = split
+        if not is_plain((args, kwargs)):
+            yield split
+            continue
         tensors = [*args, *kwargs.values(), *([] if label is None else [label])]
         if not all(isinstance(one, Tensor) and one.dim() for one in tensors) or not tensors:
             kinds = ", ".join(type(one).__name__ for one in tensors)
@@ -205,6 +238,16 @@ def batched(
             )
     if waiting:
         yield _stacked(waiting, where)
+
+
+def is_plain(batch: Batch) -> bool:
+    """Tell whether a batch holds nothing but tensors, which can be cut and stacked."""
+    args, kwargs = batch
+    return not any(is_structure(v) or isinstance(v, list) for v in (*args, *kwargs.values()))
+
+
+def _cut(value: Any, start: int, stop: int) -> Any:
+    return value[start:stop] if isinstance(value, Tensor) else value
 
 
 def is_single(item: Item, specs: Sequence[TensorSpec]) -> bool:

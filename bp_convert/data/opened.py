@@ -15,6 +15,7 @@ from bp_convert.data.loader import (
     Item,
     ItemRows,
     is_item,
+    is_plain,
     is_single,
     is_stream,
     name_inputs,
@@ -82,7 +83,7 @@ def _folder(
 ) -> Rows:
     """Open a folder: a published layout that is known, or images."""
     from bp_convert.data import disk_sets, flickr
-    from bp_convert.data.images import ImageFolder
+    from bp_convert.data.image_folder import ImageFolder
 
     if disk_sets.is_here(source.path):
         return disk_sets.open_set(source, specs, part, tokenizer)
@@ -154,6 +155,7 @@ def columns_of(item: Item, where: str) -> ColumnRows:
 
 
 def _holds_batches(found: Any, specs: Sequence[TensorSpec], where: str) -> bool:
-    return (
-        bool(specs) and len(found) > 0 and not is_single(split_item(found[0], specs, where), specs)
-    )
+    if not len(found):
+        return False
+    item = split_item(found[0], specs, where)
+    return not is_plain(item[:2]) or (bool(specs) and not is_single(item, specs))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal, Protocol
 
 import torch
@@ -38,6 +38,7 @@ def pick(
     part: Part,
     held_out: int = 0,
     spare: float | None = None,
+    left_out: Collection[int] = (),
     where: str,
 ) -> list[int]:
     """Choose examples: one seeded permutation, cut so that the two parts never meet.
@@ -47,12 +48,17 @@ def pick(
     fewer. Where training takes the same source, calibration leaves it the share ``spare``, and
     evaluation half of what calibration has left.
 
+    Args:
+        left_out: rows that are not there for anybody, such as broken images.
+
     Raises:
         DataError: there is none, or calibration took them all.
     """
+    order: list[int] = torch.randperm(total, generator=torch.Generator().manual_seed(seed)).tolist()
+    order = [row for row in order if row not in left_out]
+    total = len(order)
     if total == 0:
         raise empty(where)
-    order: list[int] = torch.randperm(total, generator=torch.Generator().manual_seed(seed)).tolist()
     if part == "calibrate":
         kept = round(spare * total + 0.5) if spare else 0
         return order[: max(1, min(count, total - kept))]
@@ -71,6 +77,11 @@ def empty(where: str) -> DataError:
         allowed="at least one example",
         fix="check the path; name the folder or the file that holds the data",
     )
+
+
+def broken_words(count: int) -> str:
+    """Say how many images are left out."""
+    return f"{count:,} broken image{'' if count == 1 else 's'} left out"
 
 
 def used_up(where: str, total: int, held_out: int) -> DataError:

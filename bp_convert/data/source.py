@@ -15,7 +15,7 @@ FORMS = (
     "a folder that datasets' save_to_disk or Flickr8k's archives made, a .npy, .npz, .safetensors "
     "or .txt file, "
     "FILE.py:LOADER, or the name of a torchvision data set such as FashionMNIST; options follow "
-    "a question mark, as in images?mean=0.5&std=0.5 or FashionMNIST?root=data"
+    "a question mark, as in images?mean=0.5&std=0.5, images?broken=skip or FashionMNIST?root=data"
 )
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bp_convert.data.examples import OPTIONAL, Batch
+from bp_convert.data.examples import Batch
 from bp_convert.data.rows import chunks
 from bp_convert.data.source import Source
 from bp_convert.errors import DataError
+from bp_convert.graph.example import OPTIONAL
 from bp_convert.values.tensors import TensorSpec
 
 LENGTH = 128  # tokens of one example, at most

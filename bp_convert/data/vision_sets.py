@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from torch import Tensor
 from torchvision import datasets
 
 from bp_convert.data import images
-from bp_convert.data.examples import Batch
-from bp_convert.data.rows import Part, chunks
+from bp_convert.data.pictures import OPTIONS, Pictures
+from bp_convert.data.rows import Part
 from bp_convert.data.source import Source
 from bp_convert.errors import DataError
 from bp_convert.values.tensors import TensorSpec
@@ -44,7 +44,7 @@ def _parameters(kind: Any) -> list[str]:
     return list(inspect.signature(kind).parameters)
 
 
-class VisionSet:
+class VisionSet(Pictures):
     """A torchvision data set of images.
 
     Args:
@@ -71,7 +71,8 @@ class VisionSet:
         *,
         download: bool = False,
     ) -> None:
-        source.admit(("root", *images.OPTIONS))
+        source.admit(("root", *OPTIONS))
+        super().__init__(source)
         self._where = source.where
         root = Path(source.options.get("root", ROOT)).expanduser()
         kind: Any = getattr(datasets, source.name)
@@ -93,15 +94,10 @@ class VisionSet:
                 if isinstance(problem, ValueError) and attempt is not tries[-1]:
                     continue
                 raise self._missing(kind, source.name, root, problem) from problem
-        self._look = images.look_for(source, specs, self._image(0), NORMS.get(source.name))
+        self._look = images.look_for(source, specs, self._first(), NORMS.get(source.name))
 
     def __len__(self) -> int:
         return len(self._data)
-
-    def read(self, rows: Sequence[int], batch: int) -> Iterator[Batch]:
-        """Decode images in batches."""
-        for part in chunks(rows, batch):
-            yield self._look.batch([self._look.tensor(self._image(row)) for row in part])
 
     def labels(self, rows: Sequence[int]) -> Tensor | None:
         """Return class numbers, or None where the set has no classes."""
@@ -114,7 +110,7 @@ class VisionSet:
         except (TypeError, ValueError):
             return None
 
-    def _image(self, row: int) -> Image.Image:
+    def _picture(self, row: int) -> Image.Image:
         image = self._data[row][0]
         if not isinstance(image, Image.Image):
             raise self._bad(f"a {type(image).__name__} as example", "give it as FILE.py:LOADER")

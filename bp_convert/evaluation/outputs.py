@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bp_convert.data import adapt
-from bp_convert.data.examples import rows_in
 from bp_convert.errors import DataError
-from bp_convert.graph.observe import Args, Kwargs, quiet_forward, run, tensors_in
+from bp_convert.graph.running import Args, Kwargs, in_mode, quiet_forward, run, same_draws
+from bp_convert.graph.tree import rows_in, tensors_in
 
 
-def forward(model: nn.Module, args: Args, kwargs: Kwargs) -> Any:
-    """Run a model on a copy of a batch, in eval mode and without gradients; it stays as it is.
+def forward(model: nn.Module, args: Args, kwargs: Kwargs, number: int = 0) -> Any:
+    """Run a model on a copy of a batch, in eval mode and without gradients.
+
+    Args:
+        number: of the batch, from which random numbers start, so that all models draw the same.
 
     Raises:
         TraceError: it does not run on the batch.
     """
-    with _evaluating(model), torch.no_grad(), quiet_forward():
-        there = adapt(model, args, kwargs)
-        return run(model, *there)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    before = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
+    with (
+        same_draws(number, model),
+        in_mode(model, training=False),
+        torch.no_grad(),
+        quiet_forward(),
+    ):
+        return run(model, *adapt(model, args, kwargs))
 
 
 def main_output(raw: Any, rows: int) -> Tensor:
@@ -112,7 +107,7 @@ class Seen:
     ) -> None:
         self.raw, self.args, self.kwargs = raw, args, kwargs
         self.labels, self.reference = labels, reference
-        self.outputs = main_output(raw, rows_in(args, kwargs))
+        self.outputs = main_output(raw, rows_in((args, kwargs)))
         mask = kwargs.get("attention_mask")
         self.mask = mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
 

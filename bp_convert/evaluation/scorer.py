@@ -9,10 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from bp_convert.data import Examples
-from bp_convert.data.examples import rows_in
 from bp_convert.evaluation.meters import meter_factory
 from bp_convert.evaluation.outputs import Seen, forward, main_output, unusable
-from bp_convert.graph.observe import Args, Kwargs
+from bp_convert.graph.clone import clone, shadow
+from bp_convert.graph.running import Args, Kwargs
+from bp_convert.graph.tree import rows_in
 from bp_convert.values.score import Score
 
 KEPT_BYTES = 2**30  # of the source's outputs; those that do not fit are computed again
@@ -47,12 +48,12 @@ class Scorer:
         labels = examples.labels
         classes = labels is not None and labels.dim() == 1 and not labels.is_floating_point()
         self.metric = metric or ("accuracy" if classes else "cosine")
-        self._source, self._examples = source, examples
+        self._source, self._examples = clone(source, apart=True), examples
         self._kept: dict[int, Tensor] = {}
         self._room = KEPT_BYTES
         self._factory = meter_factory(self.metric)
         self.higher_is_better = self._factory().higher_is_better
-        self.before = self._measure(source)
+        self.before = self._measure(self._source)
 
     def score(self, model: nn.Module) -> Score:
         """Score a converted model, in eval mode and without gradients; it stays as it is.
@@ -64,7 +65,7 @@ class Scorer:
         return Score(
             metric=self.metric,
             before=self.before,
-            after=self._measure(model),
+            after=self._measure(shadow(model)),
             higher_is_better=self.higher_is_better,
             examples=self._examples.count,
         )
@@ -73,7 +74,7 @@ class Scorer:
         meter = self._factory()
         labels = self._examples.split_labels()
         for i, (args, kwargs) in enumerate(self._examples.batches):
-            raw = forward(model, args, kwargs)
+            raw = forward(model, args, kwargs, i)
             reference = None
             if meter.compares:
                 reference = self._reference(i, args, kwargs, raw if model is self._source else None)
@@ -91,8 +92,8 @@ class Scorer:
         """Return the source's outputs on a batch: kept ones, or those of a new pass."""
         if i in self._kept:
             return self._kept[i]
-        raw = forward(self._source, args, kwargs) if raw is None else raw
-        outputs = main_output(raw, rows_in(args, kwargs))
+        raw = forward(self._source, args, kwargs, i) if raw is None else raw
+        outputs = main_output(raw, rows_in((args, kwargs)))
         size = outputs.numel() * outputs.element_size()
         if size <= self._room:
             self._room -= size

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         save_dense,
         save_weights,
     )
-    from bp_convert.files.load import Loaded, NeedsArchError, load_model, weights_in
+    from bp_convert.files.load import Loaded, load_model
     from bp_convert.files.reread import read_back
     from bp_convert.files.tensors import fill
     from bp_convert.files.writable import check_writable
@@ -32,7 +32,6 @@ _HOME = {
     "OUTPUT_SUFFIXES": "converted",
     "Converted": "converted",
     "Loaded": "load",
-    "NeedsArchError": "load",
     "arch_factory": "arch",
     "check_writable": "writable",
     "fill": "tensors",
@@ -45,7 +44,6 @@ _HOME = {
     "save_converted": "converted",
     "save_dense": "converted",
     "save_weights": "converted",
-    "weights_in": "load",
 }
 
 __all__ = [
@@ -53,7 +51,6 @@ __all__ = [
     "OUTPUT_SUFFIXES",
     "Converted",
     "Loaded",
-    "NeedsArchError",
     "arch_factory",
     "check_output",
     "check_writable",
@@ -67,7 +64,6 @@ __all__ = [
     "save_converted",
     "save_dense",
     "save_weights",
-    "weights_in",
     "write_text",
 ]
 

@@ -7,24 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import nn
 
-from bp_convert.errors import CheckpointError
+from bp_convert.errors import CheckpointError, PlanError
 from bp_convert.files.arch import ARCH_FORMS, arch_factory, arch_of_folder
 from bp_convert.files.converted import is_converted
 from bp_convert.files.safe import read_safetensors
 from bp_convert.files.sniff import Kind, kind_of, refusal
 from bp_convert.files.state import find_states, fit_weights
 from bp_convert.files.unpickle import listed, load_admitted, load_inert
+from bp_convert.graph.ready import check_ready
 from bp_convert.pickles.inert import module_class
 
 # Keys under which training scripts pickle a whole model.
 _MODEL_KEYS = ("model", "net", "network", "module", "ema")
 _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
-
-
-class NeedsArchError(CheckpointError):
-    """A file that holds weights, and nothing that says of which model."""
 
 
 @dataclass(frozen=True)
@@ -88,21 +85,6 @@ def load_model(
     return _whole(path, load_admitted(path, kind, trust=trust))
 
 
-def weights_in(path: str | Path) -> dict[str, Tensor]:
-    """Return the weights in a file, whatever model they belong to; nothing in it runs.
-
-    Raises:
-        CheckpointError: the file holds no weights.
-    """
-    path = Path(path)
-    kind = kind_of(path)
-    content = read_safetensors(path) if kind is Kind.SAFETENSORS else load_inert(path, kind)
-    found = [state for _, state in find_states(content) if state]
-    if not found:
-        raise refusal(path, "no weights", "give a file that holds some")
-    return {name: one for name, one in found[0].items() if isinstance(one, Tensor)}
-
-
 def _whole(path: Path, content: object) -> Loaded:
     notes: list[str] = []
     if isinstance(content, dict):
@@ -131,7 +113,8 @@ def _described(model: nn.Module) -> str:
 def _check_whole(path: Path, model: nn.Module) -> None:
     """Refuse a module that the pickle left without its parts."""
     try:
-        tensors = [*model.parameters(), *model.buffers()]
+        for _ in (*model.parameters(), *model.buffers()):
+            pass
         model.state_dict()
     except Exception as problem:
         raise refusal(
@@ -139,10 +122,10 @@ def _check_whole(path: Path, model: nn.Module) -> None:
             f"a {type(model).__name__} that is incomplete: {type(problem).__name__}: {problem}",
             "write it again with torch.save(model), or give its state dict with --arch",
         ) from problem
-    if any(one.is_meta for one in tensors):
-        raise refusal(
-            path, "a model on the meta device, which has no values", "save it with its weights"
-        )
+    try:
+        check_ready(model)
+    except PlanError as problem:
+        raise refusal(path, f"{problem.where}: {problem.found}", problem.fix) from None
 
 
 def _not_a_model(path: Path, content: object) -> CheckpointError:
@@ -151,11 +134,11 @@ def _not_a_model(path: Path, content: object) -> CheckpointError:
     return refusal(path, f"a {type(content).__name__}, not a model", "give a file with a model")
 
 
-def _needs_arch(path: Path, found: str) -> NeedsArchError:
+def _needs_arch(path: Path, found: str) -> CheckpointError:
     fix = f"say which model they belong to: --arch {ARCH_FORMS}"
     if arch_of_folder(path.parent) is not None:
         fix = f"give the folder {path.parent}, whose config.json says which model they belong to"
-    return NeedsArchError(
+    return CheckpointError(
         where=str(path),
         found=found,
         allowed="a pickled model, or weights together with --arch",

@@ -26,6 +26,7 @@ from bp_convert.pickles.reach import Reach
 
 _SHOWN = 8  # names listed in a message
 _LOCK = threading.Lock()  # torch keeps the names it admits in one global list
+LAZY = "torch.nn.parameter.Uninitialized"  # parameters and buffers without a shape
 REACH = "builtins.getattr"
 # Reading an array, torch's unpickler wants to know the classes of numpy's dtypes.
 _DTYPES = {type(np.dtype(char)) for char in np.typecodes["All"]}
@@ -57,7 +58,14 @@ def load_admitted(path: Path, kind: Kind, *, trust: Sequence[str] = ()) -> objec
     """
     if kind is Kind.LEGACY:
         return _load(path, {})
-    admitted = {name: admit(name, trust) for name in names_in(path)}
+    names = names_in(path)
+    if any(one.startswith(LAZY) for one in names) and not any(map(is_weapon, names)):
+        raise refusal(
+            path,
+            "a model with a lazy layer that has not seen an input; nothing was run",
+            "run it once on an example where it was made, and save it again",
+        )
+    admitted = {name: admit(name, trust) for name in names}
     refused = [name for name, found in admitted.items() if found is None]
     if refused:
         if all(covers(trust, name) and not is_weapon(name) for name in refused):

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bp_convert.calibration.tap import Batches, run_quietly
-from bp_convert.graph.clone import shadow
+from bp_convert.graph.clone import clone, shadow
+from bp_convert.graph.running import in_mode
 
 LEAST, MOST = 0.25, 4.0  # bounds of the factor by which a variance is taken to have changed
 
@@ -40,7 +41,7 @@ class Norms:
 
     def __enter__(self) -> Norms:
         self.handles = [
-            module.register_forward_pre_hook(self._hook(name, side))
+            module.register_forward_pre_hook(self._hook(name, side), with_kwargs=True)
             for name, pair in self.pairs.items()
             for side, module in enumerate(pair)
         ]
@@ -52,9 +53,12 @@ class Norms:
 
     def _hook(self, name: str, side: int) -> Any:
         @torch.no_grad()
-        def add(_: nn.Module, args: Any) -> None:
-            self.sums[name][side].add(args[0])
-            if side:
+        def add(_: nn.Module, args: Any, kwargs: Any) -> None:
+            given = args[0] if args else next(iter(kwargs.values()))
+            if not given.numel():
+                return
+            self.sums[name][side].add(given)
+            if side and self.sums[name][0].count:
                 self._settle(name)
 
         return add
@@ -98,13 +102,14 @@ class _Sums:
 @torch.no_grad()
 def settle_norms(source: nn.Module, converted: nn.Module, batches: Batches) -> None:
     """Settle all norms of ``converted`` on the data, in place."""
-    before, after = shadow(source).eval(), shadow(converted).eval()
-    with Norms(before, after) as norms:
-        if not norms.pairs:
-            return
-        for batch in batches:
-            run_quietly(before, batch)
-            run_quietly(after, batch)
+    before, after = clone(source, apart=True), shadow(converted)
+    norms = Norms(before, after)
+    if not norms.pairs:
+        return
+    with norms, in_mode(before, training=False), in_mode(after, training=False):
+        for number, batch in enumerate(batches):
+            run_quietly(before, batch, number)
+            run_quietly(after, batch, number)
     for name, (_, settled) in norms.pairs.items():
         kept = dict(converted.get_submodule(name).named_buffers())
         for key in ("running_mean", "running_var"):

@@ -25,9 +25,9 @@ from bp_convert.calibration.gather import (
 )
 from bp_convert.calibration.moments import Moment
 from bp_convert.calibration.tap import Batches, Tap, token_mask
-from bp_convert.data.examples import rows_in
 from bp_convert.fitting.norms import Norms, settle_norms
-from bp_convert.graph.clone import shadow
+from bp_convert.graph.clone import clone, shadow
+from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Factors, Spread
 from bp_convert.kron.columns import Columns
@@ -68,7 +68,8 @@ def fit_to_data(
     wanted = [sites[layer.name] for layer in plan.converted if layer.init == "warm"]
     if not wanted:
         return {}, {}
-    before, after = shadow(source), shadow(converted)  # for models that write on themselves
+    before = clone(source, apart=True)  # for models that write on themselves
+    after = shadow(converted)
     order = order_of(before, wanted, batches)
     stages = _stages(order)
     errors: dict[str, float] = {}
@@ -81,7 +82,8 @@ def fit_to_data(
         for _ in range(ROUNDS if again else 1):
             moments = _compared(before, after, stage, order, batches)
             for site in stage:
-                errors[site.name] = _fit(site, converted, moments, site.name in centred)
+                if _seen(site, converted, moments):
+                    errors[site.name] = _fit(site, converted, moments, site.name in centred)
     settle_norms(source, converted, batches)
     if progress is not None:
         progress("fitted", len(stages), len(stages))
@@ -111,18 +113,26 @@ def _compared(
     batches: Batches,
 ) -> Moments:
     """Gather the moments of what the stage's layers get, beside what they got in the source."""
-    gatherer = Gatherer(stage, order, sum(rows_in(*batch) for batch in batches), cross=True)
+    gatherer = Gatherer(stage, order, sum(rows_in(batch) for batch in batches), cross=True)
     names = [site.name for site in stage]
     calls = {name: order.calls[name] for name in names}
     norms = Norms(source, converted)
     with norms, Tap(source, names, calls) as one, Tap(converted, names, calls) as two:
-        for batch in batches[:SETTLING] if norms.pairs else ():
-            one.run(batch)
-            two.run(batch)
+        for number, batch in enumerate(batches[:SETTLING] if norms.pairs else ()):
+            one.run(batch, number)
+            two.run(batch, number)
         for number, batch in enumerate(batches):
-            before, after = one.run(batch), two.run(batch)
-            gatherer.add(after, number, rows_in(*batch), token_mask(batch), before)
+            before, after = one.run(batch, number), two.run(batch, number)
+            gatherer.add(after, number, rows_in(batch), token_mask(batch), before)
     return gatherer.result()
+
+
+def _seen(site: Site, converted: nn.Module, moments: Moments) -> bool:
+    """Return whether the data reached every matrix of a layer of the converted model."""
+    roles = _specs(converted.get_submodule(site.name))
+    return all(
+        moment.count for role in roles for moment in moments.get((site.name, role), ())
+    ) and all((site.name, role) in moments for role in roles)
 
 
 def _fit(site: Site, converted: nn.Module, moments: Moments, centred: bool) -> float:
@@ -133,15 +143,14 @@ def _fit(site: Site, converted: nn.Module, moments: Moments, centred: bool) -> f
     kind.rest(site.module, twin, Spread())
     gap = total = 0.0
     specs = _specs(twin)
-    for role, matrices in kind.matrices(site.module, Spread(), specs).items():
+    for role, matrices in kind.computed(site.module, specs).items():
         found = moments[site.name, role]
         metrics = {id(moment): moment.metric() for moment in found}
         spec = specs[role]
         columns = Columns.of(spec, choices[role].kernel)
-        for index, matrix in enumerate(matrices):
+        for index, weight in enumerate(matrices):
             moment = found[index * len(found) // len(matrices)]
             metric = metrics[id(moment)]
-            weight = matrix.detach().float()
             target = _target(weight, moment, metric)
             near = fit_in_metric(
                 target,

@@ -10,10 +10,11 @@ from torch import nn
 
 from bp_convert.graph.choose import Choice, Wish
 from bp_convert.graph.ghost import Ghost, Held
-from bp_convert.graph.observe import Args, Kwargs
-from bp_convert.graph.phantom import PhantomMode, call, outputs_of
+from bp_convert.graph.phantom import PhantomMode, call
+from bp_convert.graph.running import Args, Kwargs, nothing_cached
 from bp_convert.graph.symbols import SizeEnv, expr_of
 from bp_convert.graph.system import System
+from bp_convert.graph.tree import named_tensors
 from bp_convert.graph.verify import Shapes, failure
 from bp_convert.kinds import Kind, kind_of
 
@@ -130,10 +131,11 @@ def _run(
     running = ghost.env.running
     running.clear()
     try:
-        found = call(ghost.module, ghost.mode, args, kwargs, training=training)
+        with nothing_cached(ghost.source):
+            found = call(ghost.module, ghost.mode, args, kwargs, training=training)
     except Exception as problem:
         raise failure(problem, running) from problem
-    leaves = list(outputs_of(found))
+    leaves = list(named_tensors(found))
     heads = {name for name, made in ghost.made.items() if any(made is t for _, t in leaves)}
     ghost.made.clear()
     outputs = {where: tuple(expr_of(d) for d in t.shape) for where, t in leaves}

@@ -30,8 +30,9 @@ from bp_convert.graph.followers import (
     interleave,
     mixes,
 )
-from bp_convert.graph.observe import Args, Kwargs, quiet_forward, tensors_in
 from bp_convert.graph.reshape import held, owner_of, reshaped
+from bp_convert.graph.running import Args, Kwargs, evaluating, quiet_forward
+from bp_convert.graph.tree import tensors_in
 from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Spread
 from bp_convert.kron.conv_layout import out_sizes
@@ -166,7 +167,7 @@ class _Comparison:
         kept = {key: value for key, value in old.items() if key not in new}
         source = reshaped(self.model, self.plan.model_copy(update={"attrs": ()}), {}, old)
         wide = reshaped(self.model, self.plan, {}, {**kept, **new})
-        return source.eval(), wide.eval(), shaken
+        return evaluating(source), evaluating(wide), shaken
 
     def _hook(
         self, module: nn.Module, watch: _Watch, act: Callable[[_Watch, Tensor], None]

@@ -3,54 +3,80 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import TypeVar
+import threading
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from bp_convert.errors import PlanError
+from bp_convert.graph.closures import reconnect
 
 M = TypeVar("M", bound=nn.Module)
+# What copies cannot be made of, and what means the same to a copy.
+_SHARED = (type(threading.Lock()), type(threading.RLock()), types.ModuleType, threading.local)
 
 
 def clone(
     model: M,
     modules: Mapping[nn.Module, nn.Module] | None = None,
     tensors: Mapping[int, Tensor] | None = None,
+    *,
+    apart: bool = False,
 ) -> M:
     """Copy ``model``; wherever it holds a key of ``modules`` the copy holds the value instead.
 
     ``tensors`` does the same for tensors, by their ``id``. What is exchanged is never copied, so
     weights that fall away cost no memory. All names and references of a shared module or a tied
-    tensor follow, also those in lists and dictionaries that torch does not know of.
+    tensor follow, also those in lists and dictionaries that torch does not know of, and in
+    functions that close over them, such as hooks.
+
+    Args:
+        apart: also copy lists and dictionaries outside the model that its functions close over,
+            so that nothing a forward of the copy does reaches them.
 
     Raises:
-        PlanError: the model cannot be copied.
+        PlanError: the model cannot be copied; the error names the attribute.
     """
-    memo: dict[int, object] = dict(tensors or {})
+    memo: dict[int, Any] = {
+        id(one): one.detach().clone() for one in all_tensors(model) if not one.is_leaf
+    }
+    memo.update(tensors or {})
     memo.update({id(old): new for old, new in (modules or {}).items()})
+    memo.update(_awkward(model))
     try:
-        return copy.deepcopy(model, memo)
+        made = copy.deepcopy(model, memo)
     except Exception as problem:
         raise PlanError(
-            where=type(model).__name__,
-            found=f"the model cannot be copied: {problem}",
+            where=_culprit(model, memo) or type(model).__name__,
+            found=f"the model cannot be copied: {type(problem).__name__}: {problem}",
             allowed="a model that copy.deepcopy copies",
-            fix="detach tensors that are kept as attributes, and drop locks, generators and "
-            "open files from the model",
+            fix="take this attribute off the model, or give its class a __deepcopy__ method",
         ) from problem
+    reconnect(memo, apart=apart)
+    return made
 
 
 def clone_to_meta(model: M, modules: Mapping[nn.Module, nn.Module] | None = None) -> M:
     """Copy the structure of ``model`` with every tensor on the meta device, without its data."""
-    return clone(model, modules, {id(tensor): to_meta(tensor) for tensor in all_tensors(model)})
+    tensors = {id(tensor): to_meta(tensor) for tensor in all_tensors(model)}
+    return clone(model, modules, tensors, apart=True)
 
 
 def shadow(model: M) -> M:
     """Copy all of ``model`` but its parameters, which are shared: what a forward writes on its
-    module, such as a counter or a buffer, stays with the copy."""
-    return clone(model, None, {id(one): one for one in model.parameters()})
+    module, such as a counter or a buffer, stays with the copy. Tables with a ``max_norm``, which
+    a forward renormalises in place, are copied too."""
+    written = {
+        id(one)
+        for module in model.modules()
+        if getattr(module, "max_norm", None) is not None
+        for one in module.parameters(recurse=False)
+    }
+    shared = {id(one): one for one in model.parameters() if id(one) not in written}
+    return clone(model, None, shared, apart=True)
 
 
 def to_meta(tensor: Tensor) -> Tensor:
@@ -62,9 +88,43 @@ def to_meta(tensor: Tensor) -> Tensor:
 
 
 def all_tensors(model: nn.Module) -> list[Tensor]:
-    """Return every tensor that a module of the model holds, plain attributes included."""
+    """Return every tensor that a module of the model holds, in plain attributes and in lists,
+    tuples and dictionaries, too."""
     found: dict[int, Tensor] = {}
     for module in model.modules():
-        held = [*module._parameters.values(), *module._buffers.values(), *vars(module).values()]
-        found.update({id(one): one for one in held if isinstance(one, Tensor)})
+        found.update({id(one): one for one in _held(vars(module), set())})
     return list(found.values())
+
+
+def _held(value: object, known: set[int]) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple) and id(value) not in known:
+        known.add(id(value))
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _held(one, known)
+
+
+def _awkward(model: nn.Module) -> dict[int, Any]:
+    """Return what stands for attributes that deepcopy cannot copy: locks and imported modules
+    are shared, a generator of random numbers is copied with its state."""
+    found: dict[int, Any] = {}
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, _SHARED):
+                found[id(value)] = value
+            elif isinstance(value, torch.Generator):
+                found[id(value)] = value.clone_state()
+    return found
+
+
+def _culprit(model: nn.Module, memo: Mapping[int, Any]) -> str | None:
+    """Return the dotted name of the first attribute that cannot be copied."""
+    known = {id(one): one for one in [*model.modules(), *all_tensors(model)]}
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            try:
+                copy.deepcopy(value, {**known, **memo})
+            except Exception:
+                return f"{name}.{key}" if name else key
+    return None

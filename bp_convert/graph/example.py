@@ -1,14 +1,75 @@
-"""Example inputs, made from their description."""
+"""Example inputs: drawn from their description, or taken from what the user gave."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
-from bp_convert.graph.observe import Args, Kwargs
+from bp_convert.graph.running import Args, Kwargs
+from bp_convert.graph.tree import map_tensors, rows_in
+from bp_convert.layers import BPEmbedding
 from bp_convert.values.tensors import TensorSpec
+
+# What a tokenizer adds of its own accord; a forward that has no such argument goes without.
+OPTIONAL = ("attention_mask", "token_type_ids")
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
+_KNOWN = (*_FLOATS, "int64", "int32", "bool", "uint8")
+
+
+@dataclass(frozen=True)
+class SampleInputs:
+    """Where a model's example inputs come from.
+
+    Attributes:
+        specs: what they look like; empty where they are no plain tensors.
+        given: real ones, (args, kwargs) with the examples on the first axis of each tensor; None
+            where they are drawn.
+        words: what was assumed, or what they are.
+    """
+
+    specs: tuple[TensorSpec, ...] = ()
+    given: tuple[Args, Kwargs] | None = None
+    words: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.specs) or self.given is not None
+
+    @property
+    def real(self) -> bool:
+        """Whether they are the user's own."""
+        return self.given is not None
+
+    @property
+    def drawn(self) -> SampleInputs:
+        """The same drawn from its description, in any number; itself where there is none."""
+        return SampleInputs(self.specs, words=self.words) if self.specs else self
+
+    @property
+    def count(self) -> int:
+        """Number of real examples."""
+        return 0 if self.given is None else rows_in(self.given)
+
+    def batch(
+        self, model: nn.Module, rows: int, seed: int = 0, device: torch.device | str | None = None
+    ) -> tuple[Args, Kwargs]:
+        """Return a batch in the form that ``model`` takes, on its device or another.
+
+        Of real examples at most ``rows``, always copies; of packed sequences all there are.
+        """
+        device = device_of(model) if device is None else device
+        if self.given is not None:
+            return adapt(model, *first_rows(self.given, rows), device=device)
+        return make_inputs(model, self.specs, batch=rows, seed=seed, device=device)
+
+    def cpu(self, model: nn.Module, rows: int) -> tuple[Args, Kwargs]:
+        """Return a batch on the CPU."""
+        return self.batch(model, rows, device="cpu")
 
 
 def make_inputs(
@@ -19,7 +80,7 @@ def make_inputs(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> tuple[Args, Kwargs]:
-    """Draw inputs that fit ``specs``: normal numbers, or integers below the bound.
+    """Draw inputs that fit ``specs``: normal numbers, or integers within the bounds.
 
     Floating-point inputs take the model's own floating dtype where ``specs`` says float32, so
     that a half-precision model gets what it accepts.
@@ -48,10 +109,123 @@ def _draw(
         return drawn.to(own if spec.dtype == "float32" else dtype)
     if dtype == torch.bool:
         return torch.ones(shape, dtype=dtype)
-    return torch.randint(0, spec.high or bound, shape, generator=generator).to(dtype)
+    high = spec.high or max(bound, spec.low + 1)
+    return torch.randint(spec.low, high, shape, generator=generator).to(dtype)
 
 
 def smallest_vocabulary(model: nn.Module) -> int:
-    """Return a bound for token ids that every word table of the model admits."""
-    sizes = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
-    return max(sizes, default=2)
+    """Return a bound for indices that every table of the model admits."""
+    return min((rows for _, rows in tables(model)), default=2)
+
+
+def tables(model: nn.Module) -> list[tuple[nn.Module, int]]:
+    """Return the modules that look indices up, with the number of their rows."""
+    dense = (nn.Embedding, nn.EmbeddingBag)  # their attributes may be stale, their tensors not
+    return [
+        (one, one.weight.shape[0] if isinstance(one, dense) else one.num_embeddings)
+        for one in model.modules()
+        if isinstance(one, (*dense, BPEmbedding))
+    ]
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of a model's first parameter, else of its first buffer."""
+    held = (*model.parameters(), *model.buffers())
+    return next((one.device for one in held), torch.device("cpu"))
+
+
+def adapt(
+    model: nn.Module, args: Args, kwargs: Kwargs, *, device: torch.device | str | None = None
+) -> tuple[Args, Kwargs]:
+    """Copy a batch into the form that a model takes.
+
+    Tensors move to the device of the model's first parameter or to another, and float32 ones take
+    its dtype, so that a half-precision model gets what it accepts. ``attention_mask`` and
+    ``token_type_ids`` are left out where forward has no such argument. Always a copy: a forward
+    that works in place leaves the examples as they are.
+    """
+    first = next((p for p in model.parameters() if p.is_floating_point()), None)
+    place = device_of(model) if device is None else device
+    own = torch.float32 if first is None else first.dtype
+
+    def moved(tensor: Tensor) -> Tensor:
+        dtype = own if tensor.dtype == torch.float32 else tensor.dtype
+        return tensor.to(place, dtype, copy=True)
+
+    parameters = inspect.signature(model.forward).parameters
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    kept = {
+        key: value
+        for key, value in kwargs.items()
+        if takes_any or key in parameters or key not in OPTIONAL
+    }
+    there: tuple[Args, Kwargs] = map_tensors(moved, (args, kept))
+    return there
+
+
+def given_sample(inputs: Any) -> SampleInputs:
+    """Turn example inputs that are values into a sample: what forward is called with.
+
+    Args:
+        inputs: a mapping by forward's keywords; a list or tuple of its positional inputs; or its
+            only input, of whatever structure.
+    """
+    if isinstance(inputs, dict):
+        given: tuple[Args, Kwargs] = ((), dict(inputs))
+    elif isinstance(inputs, PackedSequence) or hasattr(inputs, "_fields"):
+        given = ((inputs,), {})
+    elif isinstance(inputs, list | tuple):
+        given = (tuple(inputs), {})
+    else:
+        given = ((inputs,), {})
+    return SampleInputs(specs_of_batch(*given), given, f"{rows_in(given)} given examples")
+
+
+def specs_of_batch(args: Args, kwargs: Kwargs) -> tuple[TensorSpec, ...]:
+    """Describe a batch; nothing where it is more than plain tensors of as many examples."""
+    named: list[tuple[str | None, Any]] = [*((None, one) for one in args), *kwargs.items()]
+    rows = rows_in((args, kwargs))
+    found: list[TensorSpec] = []
+    for name, one in named:
+        dtype = str(getattr(one, "dtype", "")).removeprefix("torch.")
+        if not isinstance(one, Tensor) or not one.dim() or one.shape[0] != rows:
+            return ()
+        if dtype not in _KNOWN or 0 in one.shape[1:]:
+            return ()
+        bounds = {}
+        if dtype not in (*_FLOATS, "bool") and one.numel():
+            if int(one.min()) < 0:
+                return ()
+            bounds = {"low": int(one.min()), "high": int(one.max()) + 1}
+        shape = tuple(one.shape[1:])
+        found.append(
+            TensorSpec.model_validate({"name": name, "dtype": dtype, "shape": shape, **bounds})
+        )
+    return tuple(found)
+
+
+def first_rows(given: tuple[Args, Kwargs], rows: int) -> tuple[Args, Kwargs]:
+    """Return the first examples of a batch; all of it where it holds packed sequences."""
+    total = rows_in(given)
+    if rows >= total or _holds_packed(given):
+        return given
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, list) and len(value) == total:
+            return value[:rows]
+        if isinstance(value, Mapping):
+            return {key: cut(one) for key, one in value.items()} if type(value) is dict else value
+        if isinstance(value, Tensor) and value.dim() and value.shape[0] == total:
+            return value[:rows]
+        return map_tensors(cut, value)
+
+    args, kwargs = given
+    return tuple(cut(one) for one in args), {key: cut(one) for key, one in kwargs.items()}
+
+
+def _holds_packed(value: Any) -> bool:
+    if isinstance(value, PackedSequence):
+        return True
+    if isinstance(value, Mapping):
+        return any(_holds_packed(one) for one in value.values())
+    return isinstance(value, list | tuple) and any(_holds_packed(one) for one in value)

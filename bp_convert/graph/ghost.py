@@ -87,7 +87,7 @@ class Ghost:
             id(t): mode.like(t, self._shapes[id(t)][1] if id(t) in self._shapes else None)
             for t in all_tensors(model)
         }
-        self.module = clone(model, None, tensors)
+        self.module = clone(model, None, tensors, apart=True)
         for held in plans:
             self._place(held)
         watch(self.module, self.enter, self.leave)

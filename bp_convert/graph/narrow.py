@@ -12,8 +12,8 @@ from torch import nn
 from bp_convert.errors import PlanError
 from bp_convert.graph.analysis import Analysis, analyse, sites_of, with_training
 from bp_convert.graph.choose import Choice
-from bp_convert.graph.observe import Args, Kwargs
 from bp_convert.graph.report_widths import Report
+from bp_convert.graph.running import Args, Kwargs
 from bp_convert.graph.verify import ForwardError
 from bp_convert.graph.width_plan import WidthPlan
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.flop_counter import FlopCounterMode
 
 from bp_convert.errors import TraceError
 from bp_convert.graph.clone import all_tensors, clone, clone_to_meta
+from bp_convert.graph.running import (
+    Args,
+    Kwargs,
+    in_mode,
+    nothing_cached,
+    quiet_forward,
+    run,
+    same_draws,
+)
+from bp_convert.graph.tree import map_tensors, tensors_in
 from bp_convert.layers import BPLSTM
-
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
 
 
 @dataclass
@@ -29,12 +35,17 @@ class Observation:
         macs: multiply-adds of each watched layer (1 MAC = 2 FLOPs).
         total_macs: multiply-adds of the whole pass.
         heads: layers whose result becomes an output with no parameter in between.
+        on_data: the model looks at its data, so that it ran on numbers: another input may take
+            another path.
+        examples: in the pass, where one alone could not be had; counts are of one.
     """
 
     shapes: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
     macs: dict[str, int] = field(default_factory=dict)
     total_macs: int = 0
     heads: tuple[str, ...] = ()
+    on_data: bool = False
+    examples: int = 1
 
     def calls(self, names: Sequence[str]) -> list[tuple[int, ...]]:
         """Return the input shapes of all calls of a layer, under any of its names."""
@@ -46,7 +57,7 @@ class Observation:
 
 
 def observe(
-    model: nn.Module, watched: Mapping[str, nn.Module], args: Args, kwargs: Kwargs
+    model: nn.Module, watched: Iterable[str], args: Args, kwargs: Kwargs, *, examples: int = 1
 ) -> Observation:
     """Run ``model`` once and say what its layers did.
 
@@ -55,36 +66,63 @@ def observe(
     tensors do not have, runs as a full copy on the CPU instead. The model itself is left as it is.
 
     Args:
-        watched: layers to report on, by name.
+        watched: names of the layers to report on.
         args: positional inputs, on the CPU.
         kwargs: keyword inputs, on the CPU.
+        examples: in these inputs.
 
     Raises:
         TraceError: the forward failed, with its own message.
     """
+    names = list(watched)
     try:
-        there = pytree.tree_map_only(Tensor, lambda t: t.to("meta"), (args, kwargs))
-        return _Watching(clone_to_meta(model), watched).run(*there)
+        return observe_shapes(model, names, args, kwargs, examples=examples)
     except TraceError:
-        return _Watching(_on_cpu(model), watched).run(args, kwargs)
+        if any(one.is_meta for one in all_tensors(model)):
+            raise
+    seen = _on_data(model, names, args, kwargs)
+    seen.on_data = True
+    return _of_one(seen, examples)
 
 
-def _on_cpu(model: nn.Module) -> nn.Module:
-    """Copy a model onto the CPU; tensors without data become zeros."""
-    zeros: dict[int, Tensor] = {}
-    for tensor in all_tensors(model):
-        if tensor.is_meta:
-            empty = torch.zeros_like(tensor, device="cpu")
-            is_parameter = isinstance(tensor, nn.Parameter)
-            zeros[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
-    return clone(model, None, zeros).to("cpu")
+def observe_shapes(
+    model: nn.Module, watched: Sequence[str], args: Args, kwargs: Kwargs, *, examples: int = 1
+) -> Observation:
+    """Do the same without data only.
+
+    Raises:
+        TraceError: the forward failed, perhaps because it looks at its data.
+    """
+    there = map_tensors(lambda t: t.to("meta"), (args, kwargs))
+    with nothing_cached(model), same_draws():
+        return _of_one(_Watching(clone_to_meta(model), watched).run(*there), examples)
+
+
+def _on_data(model: nn.Module, watched: Sequence[str], args: Args, kwargs: Kwargs) -> Observation:
+    for grad in (True, False):  # the graph tells heads, but not every model runs with one
+        copy = clone(model, apart=True).to("cpu")
+        given = map_tensors(lambda t: t.clone(), (args, kwargs))
+        try:
+            with same_draws():
+                return _Watching(copy, watched).run(*given, grad=grad)
+        except TraceError:
+            if not grad:
+                raise
+    raise AssertionError
+
+
+def _of_one(seen: Observation, examples: int) -> Observation:
+    seen.examples = examples
+    seen.macs = {name: count // examples for name, count in seen.macs.items()}
+    seen.total_macs //= examples
+    return seen
 
 
 class _Watching:
     """One observed pass of a copy of a model."""
 
     def __init__(self, copy: nn.Module, watched: Iterable[str]) -> None:
-        self.copy = copy.eval()
+        self.copy = copy
         self.seen = Observation()
         self.counter = FlopCounterMode(display=False)
         self.made: dict[Any, str] = {}  # autograd node -> the watched layer that made it
@@ -96,8 +134,8 @@ class _Watching:
 
     def _hook(self, name: str, module: nn.Module) -> None:
         def before(_: nn.Module, inputs: Args, named: Kwargs) -> None:
-            leaves = pytree.tree_leaves((inputs, named))
-            first = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
+            leaves = tensors_in((inputs, named), objects=True)
+            first = next(iter(leaves), None)
             shape = () if first is None else tuple(first.shape)
             self.seen.shapes.setdefault(name, []).append(shape)
             self.starts[name] = self.counter.get_total_flops()
@@ -107,19 +145,24 @@ class _Watching:
         def after(_: nn.Module, inputs: Args, output: Any) -> None:
             spent = self.counter.get_total_flops() - self.starts[name]
             self.seen.macs[name] = self.seen.macs.get(name, 0) + spent // 2
-            for leaf in pytree.tree_leaves(output):
-                if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
+            for leaf in tensors_in(output):
+                if leaf.grad_fn is not None:
                     self.made[leaf.grad_fn] = name
 
         module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
         module.register_forward_hook(after)
 
-    def run(self, args: Args, kwargs: Kwargs) -> Observation:
+    def run(self, args: Args, kwargs: Kwargs, *, grad: bool = True) -> Observation:
         """Run the copy; gradients are on, because their graph tells which layers are heads."""
         for parameter in self.copy.parameters():
             if parameter.is_floating_point():
-                parameter.requires_grad_(True)
-        with torch.enable_grad(), quiet_forward(), self.counter:
+                parameter.requires_grad_(grad)
+        with (
+            torch.set_grad_enabled(grad),
+            quiet_forward(),
+            in_mode(self.copy, training=False),
+            self.counter,
+        ):
             output = run(self.copy, args, kwargs)
         self.seen.total_macs = self.counter.get_total_flops() // 2
         order = list(self.seen.shapes)
@@ -133,70 +176,23 @@ class _Watching:
 
 
 def _recurrent_macs(module: nn.Module, args: Args, kwargs: Kwargs) -> int:
-    """Count a recurrent layer, which the counter does not see on a CPU, on meta tensors."""
-    there = pytree.tree_map_only(Tensor, lambda t: t.to("meta"), (args, kwargs))
-    with FlopCounterMode(display=False) as counter:
+    """Count a recurrent layer, which the counter does not see on a CPU, on meta tensors.
+
+    Its steps are those that were packed: padding costs nothing.
+    """
+    copy = clone_to_meta(module)
+    for hooks in (copy._forward_hooks, copy._forward_pre_hooks):
+        hooks.clear()  # of the pass that is being watched
+    given = args[0] if args else next(iter(kwargs.values()))
+    if isinstance(given, PackedSequence):
+        given = given.data[:, None] if not module.batch_first else given.data[None]
+    there = given.to("meta")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
         try:
-            clone_to_meta(module)(*there[0], **there[1])
-        except RuntimeError:  # packed sequences need their lengths
+            copy(there)
+        except RuntimeError:
             return 0
     return int(counter.get_total_flops()) // 2
-
-
-def run(model: nn.Module, args: Args, kwargs: Kwargs) -> Any:
-    """Call the model; turn any failure into a TraceError that quotes it.
-
-    Raises:
-        TraceError: the forward raised.
-    """
-    try:
-        return model(*args, **kwargs)
-    except Exception as problem:
-        text = str(problem).strip().splitlines()
-        given = ", ".join(
-            [describe(one) for one in args] + [f"{k}={describe(v)}" for k, v in kwargs.items()]
-        )
-        raise TraceError(
-            where=f"{type(model).__name__}.forward({given})",
-            found=f"{type(problem).__name__}: {text[0] if text else 'no message'}",
-            allowed="an input that the model accepts",
-            fix="describe a real input with --input, such as 3x224x224 or tokens=int64:1x16 "
-            "(repeat it for several inputs)",
-        ) from problem
-
-
-def describe(value: Any) -> str:
-    """Name a value by dtype and shape."""
-    if isinstance(value, Tensor):
-        shape = "x".join(str(n) for n in value.shape)
-        return f"{str(value.dtype).removeprefix('torch.')}:{shape}"
-    return type(value).__name__
-
-
-def tensors_in(output: Any) -> list[Tensor]:
-    """Return the tensors in an output of any structure, dataclasses and mappings included."""
-    if isinstance(output, Tensor):
-        return [output]
-    if isinstance(output, Mapping):
-        return [t for one in output.values() for t in tensors_in(one)]
-    if isinstance(output, Sequence) and not isinstance(output, str | bytes):
-        return [t for one in output for t in tensors_in(one)]
-    if hasattr(output, "__dataclass_fields__"):
-        return [
-            t for name in output.__dataclass_fields__ for t in tensors_in(getattr(output, name))
-        ]
-    return []
-
-
-@contextmanager
-def quiet_forward() -> Iterator[None]:
-    """Switch off attention's fused eval path, which goes around the layers it holds."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _head(leaf: Tensor, made: Mapping[Any, str], order: Sequence[str]) -> str | None:

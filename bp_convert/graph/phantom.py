@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,8 +16,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from bp_convert.graph.forms import gates
-from bp_convert.graph.observe import Args, Kwargs, quiet_forward
+from bp_convert.graph.running import Args, Kwargs, quiet_forward, same_draws
 from bp_convert.graph.symbols import Dim, SizeEnv, sizes_as_floats
+from bp_convert.graph.tree import map_tensors
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 _ATEN = torch.ops.aten
@@ -67,7 +67,7 @@ class PhantomMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def inputs(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         """Make what stands for example inputs."""
-        made: tuple[Args, Kwargs] = pytree.tree_map_only(Tensor, self.like, (args, kwargs))
+        made: tuple[Args, Kwargs] = map_tensors(self.like, (args, kwargs))
         return made
 
 
@@ -216,15 +216,13 @@ def _require(found: Dim, wanted: Dim, what: str) -> None:
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Leave the random state as it was, and keep torch from logging what we catch and report."""
-    state = random.getstate()
     muted = [logger for name in _LOGGERS if not (logger := logging.getLogger(name)).disabled]
-    with torch.random.fork_rng(devices=[]):
+    with same_draws():
         try:
             for logger in muted:
                 logger.disabled = True
             yield
         finally:
-            random.setstate(state)
             for logger in muted:
                 logger.disabled = False
 
@@ -243,20 +241,3 @@ def call(ghost: nn.Module, mode: PhantomMode, args: Args, kwargs: Kwargs, *, tra
         _Packing(),
     ):
         return ghost(*args, **kwargs)
-
-
-def outputs_of(output: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of an output with words for where each lies in it."""
-    if isinstance(output, Tensor):
-        yield path or "output", output
-    elif isinstance(output, Mapping):
-        for key, one in output.items():
-            yield from outputs_of(one, f"{path}.{key}" if path else f"output {str(key)!r}")
-    elif isinstance(output, list | tuple):
-        for index, one in enumerate(output):
-            yield from outputs_of(one, f"{path}[{index}]" if path else f"output {index}")
-    elif hasattr(output, "__dataclass_fields__"):
-        for key in output.__dataclass_fields__:
-            yield from outputs_of(
-                getattr(output, key), f"{path}.{key}" if path else f"output {key!r}"
-            )

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from bp_convert.graph.clone import clone
 from bp_convert.values.plan import Plan
 
 M = TypeVar("M", bound=nn.Module)
+CASTS = {
+    torch.float16: nn.Module.half,
+    torch.bfloat16: nn.Module.bfloat16,
+    torch.float32: nn.Module.float,
+    torch.float64: nn.Module.double,
+}
 
 
 def reshaped(
@@ -40,3 +47,15 @@ def held(module: nn.Module, name: str) -> Tensor | None:
     """Return a parameter or buffer of this very module, or None."""
     found = module._parameters.get(name)
     return module._buffers.get(name) if found is None else found
+
+
+def cast(model: nn.Module, dtype: torch.dtype) -> None:
+    """Give a model's floating-point tensors another floating dtype, in place.
+
+    Integers stay, and so do complex numbers, of which ``model.to(dtype)`` would drop the imaginary
+    part.
+
+    Args:
+        dtype: one of ``CASTS``.
+    """
+    CASTS[dtype](model)

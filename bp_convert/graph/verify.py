@@ -7,28 +7,47 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+)
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from bp_convert.errors import PlanError
 from bp_convert.graph.clone import all_tensors, clone
 from bp_convert.graph.forms import Attr
 from bp_convert.graph.ghost import set_attributes, watch
-from bp_convert.graph.observe import Args, Kwargs
-from bp_convert.graph.phantom import PhantomMode, call, outputs_of, stub_recurrent
+from bp_convert.graph.phantom import PhantomMode, call, stub_recurrent
+from bp_convert.graph.running import Args, Kwargs, nothing_cached
 from bp_convert.graph.symbols import origin_of
+from bp_convert.graph.tree import named_tensors
 
 Shapes = dict[str, tuple[int, ...]]
+_DATA = (
+    GuardOnDataDependentSymNode,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    NotImplementedError,
+)
 
 
 class ForwardError(Exception):
-    """A forward that did not run: the module in which it stopped, the line, and its message."""
+    """A forward that did not run: the module in which it stopped, the line, and its message.
 
-    def __init__(self, module: str, message: str, line: str = "") -> None:
+    Attributes:
+        looks_at_data: it may run where tensors have data.
+    """
+
+    def __init__(
+        self, module: str, message: str, line: str = "", *, looks_at_data: bool = False
+    ) -> None:
         super().__init__(module, message, line)
         self.module = module
         self.message = message
         self.line = line
+        self.looks_at_data = looks_at_data
 
     def __str__(self) -> str:
         place = self.line or (f"the layer {self.module}" if self.module else "the model's forward")
@@ -60,7 +79,8 @@ class Trial:
         tensors: dict[int, Tensor] = {
             id(t): self.mode.like(t, shapes.get(id(t))) for t in all_tensors(model)
         }
-        self.module = clone(model, None, tensors)
+        self.source = model
+        self.module = clone(model, None, tensors, apart=True)
         for name, values in (attrs or {}).items():
             set_attributes(self.module.get_submodule(name), values)
         for module in self.module.modules():
@@ -75,10 +95,11 @@ class Trial:
         """
         self._running.clear()
         try:
-            output = call(self.module, self.mode, args, kwargs, training=training)
+            with nothing_cached(self.source):
+                output = call(self.module, self.mode, args, kwargs, training=training)
         except Exception as problem:
             raise failure(problem, self._running) from problem
-        return {where: tuple(t.shape) for where, t in outputs_of(output)}
+        return {where: tuple(t.shape) for where, t in named_tensors(output)}
 
     def _enter(self, name: str, _: Tensor | None) -> None:
         self._running.append(name)
@@ -94,14 +115,15 @@ def failure(problem: Exception, running: Sequence[str]) -> ForwardError:
     module = running[-1] if running else ""
     frames = traceback.extract_tb(problem.__traceback__)
     inner = [(one.filename, one.lineno or 0) for one in reversed(frames)]
-    return ForwardError(module, words(problem), str(origin_of(inner, module)))
+    line = str(origin_of(inner, module))
+    return ForwardError(module, words(problem), line, looks_at_data=isinstance(problem, _DATA))
 
 
 def words(problem: Exception) -> str:
     """Return the first line of an exception's message, with its type."""
     if isinstance(problem, PlanError):
         return problem.found
-    if isinstance(problem, GuardOnDataDependentSymNode | DataDependentOutputException):
+    if isinstance(problem, _DATA):
         return "what it does next depends on numbers that it computes from weights or inputs"
     lines = str(problem).strip().splitlines()
     return f"{type(problem).__name__}: {lines[0][:160] if lines else 'no message'}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from bp_convert.errors import PlanError
+from bp_convert.graph.overlap import Holding, meetings
 from bp_convert.kinds import Kind, kind_of
 
 
@@ -46,39 +47,22 @@ def walk(model: nn.Module) -> tuple[Site, ...]:
     )
 
 
-def selects(pattern: str, names: Iterable[str], type_name: str) -> bool:
-    """Match one pattern: a glob on a dotted name, ``re:`` and a regular expression that matches
-    a whole dotted name, or a type name.
-
-    Raises:
-        PlanError: a regular expression that does not compile.
-    """
-    if pattern == type_name:
-        return True
-    if not pattern.startswith("re:"):
-        return any(fnmatch.fnmatchcase(name, pattern) for name in names)
-    try:
-        compiled = re.compile(pattern[3:])
-    except re.error as problem:
-        raise PlanError(
-            where=f"pattern {pattern!r}",
-            found=f"not a regular expression: {problem}",
-            allowed="re: followed by a Python regular expression",
-            fix="escape special characters, or use a glob such as layer4.*",
-        ) from None
-    return any(compiled.fullmatch(name) for name in names)
-
-
 def select(pattern: str, sites: Sequence[Site]) -> frozenset[str]:
     """Return the names of the sites that ``pattern`` matches.
 
+    A pattern is a dotted name, a glob on dotted names, ``re:`` and a regular expression that
+    matches a whole dotted name, or a type name. A name that looks like a glob, such as
+    ``blocks[0]``, is taken for the name where the model has it.
+
     Raises:
-        PlanError: the pattern matches nothing; the message lists near names.
+        PlanError: the pattern matches nothing, and the message lists near names; or it is a
+            regular expression that does not compile.
     """
-    hits = frozenset(
-        site.name
-        for site in sites
-        if selects(pattern, site.names, type(site.module).__name__) or pattern == site.kind.name
+    hits = (
+        _hits(sites, lambda name: name == pattern)
+        | {one.name for one in sites if pattern in (type(one.module).__name__, one.kind.name)}
+        or _hits(sites, lambda name: fnmatch.fnmatchcase(name, pattern.replace("[", "[[]")))
+        or _hits(sites, _reading(pattern))
     )
     if hits:
         return hits
@@ -96,10 +80,29 @@ def select(pattern: str, sites: Sequence[Site]) -> frozenset[str]:
     )
 
 
+def _hits(sites: Sequence[Site], matches: Callable[[str], object]) -> frozenset[str]:
+    return frozenset(site.name for site in sites if any(map(matches, site.names)))
+
+
+def _reading(pattern: str) -> Callable[[str], object]:
+    """Return what tells whether a dotted name matches a glob or a regular expression."""
+    if not pattern.startswith("re:"):
+        return lambda name: fnmatch.fnmatchcase(name, pattern)
+    try:
+        return re.compile(pattern[3:]).fullmatch
+    except re.error as problem:
+        raise PlanError(
+            where=f"pattern {pattern!r}",
+            found=f"not a regular expression: {problem}",
+            allowed="re: followed by a Python regular expression",
+            fix="escape special characters, or use a glob such as layer4.*",
+        ) from None
+
+
 def structural_reasons(model: nn.Module, sites: Sequence[Site]) -> dict[str, str]:
     """Return why sites must stay, as far as it follows from how the model holds them."""
     reasons: dict[str, str] = {}
-    owners = _owners(model)
+    met = meetings(model)
     parts_of_attention = {
         id(child): name
         for name, module in model.named_modules()
@@ -112,7 +115,7 @@ def structural_reasons(model: nn.Module, sites: Sequence[Site]) -> dict[str, str
         if reason is None and id(module) in parts_of_attention:
             reason = "nn.MultiheadAttention reads its weight without calling it"
         if reason is None:
-            reason = _tied(site, owners)
+            reason = _tied(site, met)
         if reason is not None:
             reasons[site.name] = reason
     return reasons
@@ -126,8 +129,6 @@ def _own_reason(module: nn.Module) -> str | None:
         return "its weight is recomputed by a hook (weight_norm, spectral_norm or pruning)"
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
         return "it carries hooks of its own"
-    if isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():
-        return "lazy module: run the model once first"
     if "forward" in module.__dict__:
         return "its forward is replaced on the instance"
     extra = [name for name, child in module.named_children() if child is not None]
@@ -141,22 +142,10 @@ def _own_reason(module: nn.Module) -> str | None:
     return None
 
 
-def _owners(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
-    owners: dict[int, list[tuple[nn.Module, str]]] = {}
-    for prefix, module in model.named_modules():
-        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            key = parameter.untyped_storage()._cdata
-            owners.setdefault(key, []).append((module, f"{prefix}.{name}" if prefix else name))
-    return owners
-
-
-def _tied(site: Site, owners: dict[int, list[tuple[nn.Module, str]]]) -> str | None:
+def _tied(site: Site, met: dict[int, list[tuple[str, Holding]]]) -> str | None:
     for name, parameter in site.module.named_parameters(recurse=False):
-        others = [
-            full
-            for module, full in owners[parameter.untyped_storage()._cdata]
-            if module is not site.module
-        ]
+        others = [one for one in met.get(id(parameter), ()) if one[1].module is not site.module]
         if others:
-            return f"its {name} is tied to {others[0]}"
+            how, other = others[0]
+            return f"its {name} {how} {other.name}"
     return None

@@ -17,8 +17,8 @@ from torch import nn
 from bp_convert.errors import PlanError
 from bp_convert.graph.analysis import Analysis, analyse, sites_of, with_training
 from bp_convert.graph.forms import Attr
-from bp_convert.graph.observe import Args, Kwargs
 from bp_convert.graph.report_widths import Report, join, unchanged
+from bp_convert.graph.running import Args, Kwargs
 from bp_convert.graph.symbols import expr_of
 from bp_convert.graph.verify import ForwardError, Shapes, Trial
 from bp_convert.graph.width_plan import AttrChange, Resize, TargetWidth, WidthPlan

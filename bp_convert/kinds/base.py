@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bp_convert.errors import PlanError
 from bp_convert.kinds.rows import Pick, linear_rows
+from bp_convert.kron.compute import to_compute
 from bp_convert.kron.conv_layout import Axes
 from bp_convert.kron.pairs import divisor_pairs
 from bp_convert.kron.policies import low_rank_factors, rank_for_share
@@ -173,10 +174,15 @@ class Kind(ABC):
         """
         return {"weight": [self.spread(module, spread)["weight"].flatten(1)]}
 
+    def computed(self, module: Any, factors: Factors | None = None) -> dict[str, list[Tensor]]:
+        """Return the matrices of ``matrices`` as search and fits compute with them."""
+        found = self.matrices(module, Spread(), factors)
+        return {role: list(map(to_compute, ones)) for role, ones in found.items()}
+
     @torch.no_grad()
     def add(self, module: Any, role: str, changes: Sequence[Tensor]) -> None:
         """Add to the dense matrices of a role, (K, D) each, in the order of ``matrices``."""
-        module.weight.add_(changes[0].reshape(module.weight.shape))
+        module.weight.add_(changes[0].reshape(module.weight.shape).to(module.weight))
 
     def batched(self, module: Any, shape: Shape, batch: int) -> Shape:
         """Return the input shape of a call for a batch, given that for one example."""
@@ -214,7 +220,7 @@ class Kind(ABC):
         """Add to the bias behind a matrix; return False where there is none."""
         if twin.bias is None:
             return False
-        twin.bias.add_(change.to(twin.bias.dtype))
+        twin.bias.add_(change.to(twin.bias))
         return True
 
     def spread(self, module: Any, spread: Spread) -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ from bp_convert.kinds.base import (
     with_rank,
 )
 from bp_convert.kinds.rows import Pick, conv_rows
+from bp_convert.kinds.shapes import contradiction, shape_of
 from bp_convert.kron.columns import Columns
 from bp_convert.kron.conv_layout import (
     aligned_axes,
@@ -45,14 +46,19 @@ class ConvKind(Kind):
     fields = ("in_channels", "out_channels", *_SAME, "groups", "bias")
 
     def refuse(self, module: Any) -> str | None:
-        if module.groups == 1:
-            return None
-        if module.groups == module.in_channels:
+        if module.groups > 1 and module.groups == self.widths(module)[0]:
             return "depth-wise convolution: there is nothing to factor"
-        return f"grouped convolution (groups={module.groups})"
+        if module.groups > 1:
+            return f"grouped convolution (groups={module.groups})"
+        outputs = module.out_channels
+        weight = (outputs, module.in_channels, *module.kernel_size)
+        return contradiction(module, {"weight": weight, "bias": (outputs,)})
 
     def widths(self, module: Any) -> Widths:
-        return module.in_channels, module.out_channels
+        shape = shape_of(module, "weight")
+        if shape is None or len(shape) != 2 + len(module.kernel_size):
+            return module.in_channels, module.out_channels
+        return shape[1] * module.groups, shape[0]
 
     def factor(self, module: Any, widths: Widths, ask: Ask) -> Factors:
         inputs, outputs = widths
@@ -61,7 +67,7 @@ class ConvKind(Kind):
         if isinstance(ask.pairs, Pairs):
             spec = self._explicit(module, widths, ask.pairs)
         elif ask.pairs == "paper":
-            pair = scaled_pair(outputs, module.out_channels)
+            pair = scaled_pair(outputs, self.widths(module)[1])
             spec = paper_conv_factors(inputs, pair, kernel, 1) or closest_conv_factors(
                 inputs, pair, kernel, 1
             )
@@ -110,7 +116,8 @@ class ConvKind(Kind):
         inputs, outputs = widths
         weight: int
         if factors is None:
-            weight = inputs // module.groups * prod(module.kernel_size) * outputs
+            shape = shape_of(module, "weight") or (0, 0, *module.kernel_size)
+            weight = inputs // module.groups * prod(shape[2:]) * outputs
         else:
             weight = factors["weight"].params
         return weight + bias_size(module, outputs)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from bp_convert.errors import PlanError
 from bp_convert.kinds.base import Ask, Choices, Factors, Kind, Spread, Widths, with_rank
 from bp_convert.kinds.rows import Pick, index_rows
+from bp_convert.kinds.shapes import contradiction, shape_of
 from bp_convert.kron.pairs import covering_pair, divisor_pairs, nearest_pair
 from bp_convert.layers.embedding import BPEmbedding, unsupported
 from bp_convert.values.factors import FactorSpec, Pair
@@ -34,10 +35,14 @@ class EmbeddingKind(Kind):
     )
 
     def refuse(self, module: nn.Embedding) -> str | None:
-        return unsupported(module)
+        told = {"weight": (module.num_embeddings, module.embedding_dim)}
+        return unsupported(module) or contradiction(module, told)
 
     def widths(self, module: nn.Embedding) -> Widths:
-        return module.num_embeddings, module.embedding_dim
+        shape = shape_of(module, "weight") or ()
+        if len(shape) != 2:
+            return module.num_embeddings, module.embedding_dim
+        return shape[0], shape[1]
 
     def factor(self, module: nn.Embedding, widths: Widths, ask: Ask) -> Factors:
         rows, columns = widths
@@ -74,7 +79,7 @@ class EmbeddingKind(Kind):
 
     @torch.no_grad()
     def add(self, module: nn.Embedding, role: str, changes: Sequence[Tensor]) -> None:
-        module.weight.add_(changes[0].t())
+        module.weight.add_(changes[0].t().to(module.weight))
 
     def rows(self, module: nn.Embedding, x: Tensor, pick: Pick) -> dict[str, list[Tensor]]:
         return {"weight": [index_rows(x, pick)]}

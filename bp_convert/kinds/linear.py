@@ -18,6 +18,7 @@ from bp_convert.kinds.base import (
     low_rank_share,
     with_rank,
 )
+from bp_convert.kinds.shapes import contradiction, shape_of
 from bp_convert.kron.contract import bilinear_macs
 from bp_convert.kron.policies import fast_factors, lone_prime, paper_factors
 from bp_convert.layers.linear import BPLinear
@@ -31,10 +32,12 @@ class LinearKind(Kind):
     fields = ("in_features", "out_features", "bias")
 
     def refuse(self, module: nn.Linear) -> str | None:
-        return None
+        outputs = module.out_features
+        return contradiction(module, {"weight": (outputs, module.in_features), "bias": (outputs,)})
 
     def widths(self, module: nn.Linear) -> Widths:
-        return module.in_features, module.out_features
+        shape = shape_of(module, "weight") or ()
+        return shape[::-1] if len(shape) == 2 else (module.in_features, module.out_features)
 
     def factor(self, module: nn.Linear, widths: Widths, ask: Ask) -> Factors:
         inputs, outputs = widths

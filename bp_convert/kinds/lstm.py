@@ -22,6 +22,7 @@ from bp_convert.kinds.base import (
 )
 from bp_convert.kinds.recurrent import lstm_rows, lstm_weights
 from bp_convert.kinds.rows import Pick
+from bp_convert.kinds.shapes import contradiction, shape_of
 from bp_convert.kron.pairs import divisor_pairs
 from bp_convert.kron.policies import fast_factors, paper_factors
 from bp_convert.layers.lstm import BPLSTM
@@ -46,10 +47,21 @@ class LSTMKind(Kind):
     )
 
     def refuse(self, module: nn.LSTM) -> str | None:
-        return f"proj_size={module.proj_size} (projected LSTM)" if module.proj_size else None
+        if module.proj_size:
+            return f"proj_size={module.proj_size} (projected LSTM)"
+        told: dict[str, tuple[int, ...]] = {}
+        sizes = matrices(module, (module.input_size, module.hidden_size))
+        for role, (inputs, hidden) in sizes.items():
+            for side in _sides(module):
+                told[f"weight_{role}{side}"] = (GATES * hidden, inputs)
+                told[f"bias_{role}{side}"] = (GATES * hidden,)
+        return contradiction(module, told)
 
     def widths(self, module: nn.LSTM) -> Widths:
-        return module.input_size, module.hidden_size
+        shape = shape_of(module, "weight_ih_l0") or ()
+        if len(shape) != 2:
+            return module.input_size, module.hidden_size
+        return shape[1], shape[0] // GATES
 
     def factor(self, module: nn.LSTM, widths: Widths, ask: Ask) -> Factors:
         return {
@@ -112,7 +124,7 @@ class LSTMKind(Kind):
         many = len(changes) // len(sides)
         for at, side in enumerate(sides):
             weight = getattr(module, f"weight_{role}{side}")
-            weight.add_(torch.cat(list(changes[at * many : (at + 1) * many])))
+            weight.add_(torch.cat(list(changes[at * many : (at + 1) * many])).to(weight))
 
     def batched(self, module: nn.LSTM, shape: Shape, batch: int) -> Shape:
         if len(shape) == 2:
@@ -149,7 +161,7 @@ class LSTMKind(Kind):
         many = groups(twin.factors[role], twin.hidden_size)
         suffix = role[3:] + ("_reverse" if index >= many else "")
         bias = getattr(twin, f"bias_{suffix}").view(many, -1)
-        bias[index % many].add_(change.to(bias.dtype))
+        bias[index % many].add_(change.to(bias))
         return True
 
     def params(self, module: nn.LSTM, widths: Widths, factors: Factors | None = None) -> int:
@@ -221,15 +233,16 @@ def matrices(module: nn.LSTM, widths: Widths) -> dict[str, Widths]:
 
 def spread_lstm(module: nn.LSTM, spread: Spread) -> dict[str, Tensor]:
     """Return the LSTM's weights and biases at the widened sizes, by torch's names."""
+    hidden = next(module.parameters()).shape[0] // GATES
     if spread.outputs is None:
         states = None
         both = None
     else:
         states = spread.outputs
-        both = torch.cat([states, states + module.hidden_size]) if module.bidirectional else states
+        both = torch.cat([states, states + hidden]) if module.bidirectional else states
     wide: dict[str, Any] = {}
     for name, parameter in module.named_parameters():
-        gates = parameter.view(GATES, module.hidden_size, *parameter.shape[1:])  # (4, H, ...)
+        gates = parameter.view(GATES, hidden, *parameter.shape[1:])  # (4, H, ...)
         if name.startswith("weight_hh"):
             inputs = states
         elif name.startswith("weight_ih_l0"):

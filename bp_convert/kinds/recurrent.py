@@ -120,7 +120,8 @@ def _unpacked(module: nn.LSTM, x: Tensor | PackedSequence) -> tuple[Tensor, Tens
 
 def _one_direction(module: nn.LSTM, suffix: str, x: Tensor, mask: Tensor) -> Tensor:
     """Run one layer in one direction over (T, N, D); states are 0 behind a sequence's end."""
-    one = nn.LSTM(x.shape[-1], module.hidden_size, bias=module.bias, device="meta", dtype=x.dtype)
+    hidden = getattr(module, f"weight_hh_{suffix}").shape[1]
+    one = nn.LSTM(x.shape[-1], hidden, bias=module.bias, device="meta", dtype=x.dtype)
     for name in dict(one.named_parameters()):
         own = name.removesuffix("_l0")
         setattr(one, name, nn.Parameter(getattr(module, f"{own}_{suffix}").detach()))

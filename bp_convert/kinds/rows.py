@@ -77,7 +77,8 @@ def conv_rows(module: Any, x: Tensor, pick: Pick) -> Tensor:
         reach = at[:, None] * s + torch.arange(k) * d  # (P, k)
         index.append(reach.view(shape).to(x.device))
     patches = x[tuple(index)]  # (N, C, P, *kernel)
-    return patches.transpose(1, 2).reshape(len(x) * len(flat), -1)
+    columns = x.shape[1] * prod(module.kernel_size)
+    return patches.transpose(1, 2).reshape(len(x) * len(flat), columns)
 
 
 def _padded(module: Any, x: Tensor) -> Tensor:

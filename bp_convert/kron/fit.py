@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from bp_convert.kron.columns import Columns
-from bp_convert.kron.metric import Diagonal, Full, Metric, nearest_outer, spared
+from bp_convert.kron.metric import Diagonal, Full, Metric, Plain, nearest_outer, spared
 from bp_convert.kron.nearest import KroneckerFit, nearest_kronecker_sum
+from bp_convert.kron.scale import balanced, unit
 from bp_convert.kron.spectrum import whitened
 from bp_convert.values.factors import FactorSpec
 
@@ -33,7 +34,8 @@ def fit_in_metric(
 
     Low-rank terms have a closed form. Kronecker terms start from the nearest sum in the nearest
     Kronecker product of the metric, where the problem keeps its form, and alternate least squares
-    in the whole metric from there, as long as its normal equations are affordable.
+    in the whole metric from there, as long as its normal equations are affordable. At full rank
+    the factors are the nearest sum's, exact in any metric. Factors are balanced (``kron.scale``).
 
     Args:
         weight: (K, D), columns as (channel, kernel place).
@@ -44,30 +46,56 @@ def fit_in_metric(
 
     Returns:
         The factors, and the error relative to ``tr(D W C W^T D)``, rooted.
+
+    Raises:
+        FactorError: entries that are not finite.
     """
     weight = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
     weight, metric = spared(weight, metric, columns)
+    near, size = unit(weight)
+    each = None if rows is None else rows.to(weight.dtype)[:, None]
+    total = metric.energy(near if each is None else each * near)
+    if spec.rank >= spec.full_rank:
+        w1, w2 = _nearest(weight, spec, columns, Plain(), name)
+    elif total == 0:
+        w1, w2 = _nothing(weight, spec)
+    else:
+        w1, w2 = _weighed(near, spec, columns, metric, rows, sweeps, solved, name)
+        w1, w2 = balanced(w1, w2 * size)
+    gap = near - natural(w1, w2, columns) / size
+    lost = metric.energy(gap if each is None else each * gap)
+    return KroneckerFit(w1, w2, (lost / total) ** 0.5 if total else 0.0)
+
+
+def _nothing(weight: Tensor, spec: FactorSpec) -> tuple[Tensor, Tensor]:
+    """Return the terms of a weight of zeros."""
+    (k1, k2), (d1, d2) = spec.out, spec.inp
+    return balanced(weight.new_zeros(spec.rank, k1, d1), weight.new_zeros(spec.rank, d2, k2))
+
+
+def _weighed(
+    weight: Tensor,
+    spec: FactorSpec,
+    columns: Columns,
+    metric: Metric,
+    rows: Tensor | None,
+    sweeps: int,
+    solved: torch.dtype,
+    name: str,
+) -> tuple[Tensor, Tensor]:
+    """Fit, with the outputs weighed where they count differently."""
     if rows is not None:
         one, two = apart(rows.to(weight.dtype), spec)
-        scale = torch.outer(one, two).view(-1, 1)
-        near = fit_in_metric(
-            weight * scale, spec, columns, metric, sweeps=sweeps, solved=solved, name=name
-        )
-        w1, w2 = near.w1 / one[:, None], near.w2 / two
-        gap = metric.energy(rows[:, None] * (weight - natural(w1, w2, columns)))
-        total = metric.energy(rows[:, None] * weight)
-        return KroneckerFit(w1, w2, (gap / total) ** 0.5 if total else 0.0)
+        scaled = weight * torch.outer(one, two).view(-1, 1)
+        w1, w2 = _weighed(scaled, spec, columns, metric, None, sweeps, solved, name)
+        return w1 / one[:, None], w2 / two
     if low_rank(spec):
         near = nearest_kronecker_sum(metric.root(weight), spec.out, spec.inp, spec.rank, name=name)
-        w1 = near.w1  # (R, K, 1)
-        w2 = metric.unroot(near.w2.squeeze(2)).unsqueeze(2)  # (R, D, 1)
-    else:
-        w1, w2 = _nearest(weight, spec, columns, metric, name)
-        if sweeps and affordable(spec, metric):
-            w1, w2 = _alternate(weight, spec, columns, metric, w1, w2, sweeps, solved)
-    total = metric.energy(weight)
-    gap = metric.energy(weight - natural(w1, w2, columns))
-    return KroneckerFit(w1, w2, (gap / total) ** 0.5 if total else 0.0)
+        return near.w1, metric.unroot(near.w2.squeeze(2)).unsqueeze(2)  # (R, K, 1), (R, D, 1)
+    w1, w2 = _nearest(weight, spec, columns, metric, name)
+    if sweeps and affordable(spec, metric):
+        w1, w2 = _alternate(weight, spec, columns, metric, w1, w2, sweeps, solved)
+    return w1, w2
 
 
 def apart(rows: Tensor, spec: FactorSpec) -> tuple[Tensor, Tensor]:
@@ -150,10 +178,7 @@ def _alternate(
         # With the roles turned, w1 is solved for by the same step: (R, d1, k1), (R, k2, d2).
         w2 = step(w1.to(solved), target, form[0])
         w1t = step(w2.transpose(1, 2), target.permute(1, 0, 3, 2), form[1])  # (R, d1, k1)
-        w1 = w1t.transpose(1, 2)
-        scale = (w1.flatten(1).norm(dim=1) / w2.flatten(1).norm(dim=1).clamp(min=1e-30)).sqrt()
-        scale = torch.where(scale > 0, scale, 1.0)[:, None, None]
-        w1, w2 = w1 / scale, w2 * scale
+        w1, w2 = balanced(w1t.transpose(1, 2), w2)
         now = _error(weight, w1.to(dtype), w2.to(dtype), columns, metric)
         if not now < best:
             break

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bp_convert.kron.columns import Columns
 from bp_convert.kron.root import Root
+from bp_convert.kron.scale import unit
 
 RIDGE = 1e-3  # of the mean eigenvalue: what the data never showed still costs a little
 ROUNDS = 4  # of the alternation for the nearest Kronecker product of a metric
@@ -23,7 +24,13 @@ Step = Callable[[Tensor], Tensor]
 
 
 class Metric(ABC):
-    """A symmetric positive definite form on a weight's D columns, (channel, kernel place)."""
+    """A symmetric positive definite form on a weight's D columns, (channel, kernel place).
+
+    Attributes:
+        level: what stands before the form, in energies alone: fits do not hang on it.
+    """
+
+    level: float = 1.0
 
     @abstractmethod
     def apply(self, matrix: Tensor) -> Tensor:
@@ -43,9 +50,11 @@ class Metric(ABC):
         Kronecker product in the columns' order; None for the identity."""
 
     def energy(self, matrix: Tensor) -> float:
-        """Return ``tr(M C M^T)``."""
-        product = self.apply(matrix)
-        return max(0.0, float((product * matrix).sum(dtype=torch.float64)))
+        """Return ``tr(M C M^T)``; what is not finite stays so."""
+        near, size = unit(matrix)
+        product = self.apply(near)
+        found = float((product * near).sum(dtype=torch.float64)) * size**2 * self.level
+        return 0.0 if found < 0 else found
 
 
 class Plain(Metric):
@@ -71,7 +80,8 @@ class Full(Metric):
     singular; the ridge, a share of the mean eigenvalue, then stands for what was not seen.
     """
 
-    def __init__(self, moment: Tensor, ridge: float = RIDGE) -> None:
+    def __init__(self, moment: Tensor, ridge: float = RIDGE, level: float = 1.0) -> None:
+        self.level = level
         mean = float(moment.diagonal().double().mean())
         self.matrix = (moment + moment.t()) / 2
         self.added = ridge * mean if mean > 0 else 1.0
@@ -119,7 +129,10 @@ class Product(Metric):
         places: second moment (S, S) of the kernel's places, over all channels.
     """
 
-    def __init__(self, channels: Tensor, places: Tensor, ridge: float = RIDGE) -> None:
+    def __init__(
+        self, channels: Tensor, places: Tensor, ridge: float = RIDGE, level: float = 1.0
+    ) -> None:
+        self.level = level
         self.channels = Full(channels, ridge)
         self.places = Full(places, ridge)
         self.sizes = (channels.shape[0], places.shape[0])
@@ -151,8 +164,9 @@ class Product(Metric):
 class Diagonal(Metric):
     """A weight for each column, such as how often a row of an embedding is looked up."""
 
-    def __init__(self, weights: Tensor) -> None:
+    def __init__(self, weights: Tensor, level: float = 1.0) -> None:
         self.weights = weights
+        self.level = level
 
     def apply(self, matrix: Tensor) -> Tensor:
         return matrix * self.weights.to(matrix.dtype)
@@ -170,7 +184,8 @@ class Diagonal(Metric):
     def spared(self, spare: int) -> Diagonal:
         """Return the metric with spare columns, which weigh as little as any."""
         least = float(self.weights.min())
-        return Diagonal(torch.nn.functional.pad(self.weights, (0, spare), value=least))
+        wide = torch.nn.functional.pad(self.weights, (0, spare), value=least)
+        return Diagonal(wide, self.level)
 
 
 def nearest_product(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,7 +195,7 @@ def nearest_product(blocks: Tensor) -> tuple[Tensor, Tensor]:
     both positive definite (Van Loan and Pitsianis, 1993, section 5).
     """
     size = blocks.shape[1]
-    two = torch.eye(size, dtype=blocks.dtype) / size**0.5
+    two = torch.eye(size, dtype=blocks.dtype, device=blocks.device) / size**0.5
     one = two
     for _ in range(ROUNDS if min(blocks.shape[:2]) > 1 else 1):
         one = torch.einsum("apbq,pq->ab", blocks, two)
@@ -213,7 +228,11 @@ def cholesky(matrix: Tensor) -> Tensor:
     scale = float(matrix.diagonal().abs().mean())
     lower: Tensor
     for ridge in (0.0, 1e-7, 1e-5, 1e-3, 1e-1):
-        held = matrix if not ridge else matrix + ridge * scale * torch.eye(len(matrix)).to(matrix)
+        held = (
+            matrix
+            if not ridge
+            else matrix + ridge * scale * torch.eye(len(matrix), device=matrix.device)
+        )
         lower, info = torch.linalg.cholesky_ex(held)
         if int(info) == 0 and bool(torch.isfinite(lower).all()):
             return lower

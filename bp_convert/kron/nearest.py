@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bp_convert.errors import FactorError
 from bp_convert.kron.pairs import check_positive
+from bp_convert.kron.scale import balanced, unit
 from bp_convert.values.factors import Pair
 
 # Up to this small side the Gram matrix is diagonalised whole, in float64.
@@ -65,9 +66,10 @@ def nearest_kronecker_sum(
 
     The rearranged matrix's leading singular triplets give them; the squared error is the tail of
     its squared singular values. Small problems diagonalise the smaller Gram matrix, large ones
-    iterate on a thin random block, with matrix products and thin factorisations only. At full
-    rank the result is exact. Deterministic; the global random state is not touched. Beside the
-    factors it needs one rearranged copy of the weight, in float32 or float64.
+    iterate on a thin random block, with matrix products and thin factorisations only. Factors are
+    balanced (``kron.scale``). At full rank the result is exact to the last bit, and the norms of
+    a term's factors within a factor of two. Deterministic; the global random state is not
+    touched. Beside the factors it needs one rearranged copy of the weight, in float32 or float64.
 
     Args:
         weight: (k1*k2, d1*d2), any floating dtype; computed in float32 at least.
@@ -86,21 +88,34 @@ def nearest_kronecker_sum(
     rank = min(rank, *table.shape)
     energy = _energy(table, None)
     if not isfinite(energy):
-        count = int((~torch.isfinite(weight)).sum())
+        check_finite(weight, name)
+    with torch.autocast(table.device.type, enabled=False):
+        whole = rank == min(table.shape)
+        left, right = _rows(table) if whole else _low_rank(table, rank)  # (k1*d1, R), (R, k2*d2)
+        w1 = left.t().reshape(rank, k1, d1)
+        w2 = right.reshape(rank, k2, d2).transpose(1, 2)
+        w1, w2 = (w1, w2) if whole else balanced(w1, w2)
+        w1, w2 = w1.to(weight.dtype).contiguous(), w2.to(weight.dtype).contiguous()
+        left = w1.reshape(rank, k1 * d1).t().to(table.dtype)  # as they are stored
+        right = w2.transpose(1, 2).reshape(rank, k2 * d2).to(table.dtype)
+        rest = _energy(table, (left, right))
+    return KroneckerFit(w1, w2, (rest / energy) ** 0.5 if energy else 0.0)
+
+
+def check_finite(weight: Tensor, name: str) -> None:
+    """Refuse weights of which some are not finite.
+
+    Raises:
+        FactorError: the error counts them.
+    """
+    count = int((~torch.isfinite(weight)).sum())
+    if count:
         raise FactorError(
             where=name,
             found=f"{count} of {weight.numel()} entries are not finite",
             allowed="finite numbers",
             fix="repair or exclude this layer; its training diverged",
         )
-    with torch.autocast(table.device.type, enabled=False):
-        left, right = _low_rank(table, rank, energy)  # (k1*d1, R), (R, k2*d2)
-        left, right = left.to(weight.dtype), right.to(weight.dtype)
-        rest = _energy(table, (left.to(table.dtype), right.to(table.dtype)))  # of what is stored
-    w1 = left.t().reshape(rank, k1, d1)
-    w2 = right.reshape(rank, k2, d2).transpose(1, 2)
-    error = (rest / energy) ** 0.5 if energy else 0.0
-    return KroneckerFit(w1.contiguous(), w2.contiguous(), error)
 
 
 def _energy(table: Tensor, factors: tuple[Tensor, Tensor] | None) -> float:
@@ -119,34 +134,33 @@ def _energy(table: Tensor, factors: tuple[Tensor, Tensor] | None) -> float:
     return total
 
 
-def _low_rank(table: Tensor, rank: int, energy: float) -> tuple[Tensor, Tensor]:
-    """Return thin factors (m, R), (R, n) of the best rank-R matrix, of equal norms term by term.
+def _rows(table: Tensor) -> tuple[Tensor, Tensor]:
+    """Return factors (m, R), (R, n) of all of a matrix: its rows, or columns, beside unit vectors.
 
-    At full rank the terms are the rows themselves, against unit vectors. That needs no
-    decomposition and is exact to the last bit, as the scales are powers of two. It is also the
-    better place to train on from: a step then moves all directions of the weight alike, where
-    singular vectors hold back those of small singular values.
+    That needs no decomposition and is exact to the last bit, as the scales are powers of two. It
+    is also the better place to train on from: a step then moves all directions of the weight
+    alike, where singular vectors hold back those of small singular values.
     """
-    rows, columns = table.shape
-    if rows > columns:
-        left, right = _low_rank(table.t(), rank, energy)
+    if table.shape[0] > table.shape[1]:
+        left, right = _rows(table.t())
         return right.t(), left.t()
-    if rank == rows:
-        scale = torch.exp2(_scales(table).log2().round())  # (m,)
-        return torch.diag(scale), table / scale[:, None]
-    if rows <= GRAM_SIDE or 4 * rank >= rows:
-        basis = _gram_basis(table, rank)
+    norms = torch.linalg.vector_norm(table, dim=1, dtype=torch.float64)
+    # A row of zeros has a 1 beside it: it trains as in the dense layer.
+    scale = torch.where(norms > 0, norms, 1.0).log2().div(2).round().exp2().to(table.dtype)
+    return torch.diag(scale), table / scale[:, None]
+
+
+def _low_rank(table: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Return thin factors (m, R), (R, n) of the best rank-R matrix."""
+    if table.shape[0] > table.shape[1]:
+        left, right = _low_rank(table.t(), rank)
+        return right.t(), left.t()
+    near, size = unit(table)
+    if len(near) <= GRAM_SIDE or 4 * rank >= len(near):
+        basis = _gram_basis(near, rank)
     else:
-        basis = _block_basis(table, rank, energy)
-    right = basis.t() @ table  # (R, n): the best partner of an orthonormal basis
-    scale = _scales(right)
-    return basis * scale, right / scale[:, None]
-
-
-def _scales(rows: Tensor) -> Tensor:
-    """Return the roots of the rows' norms; 1 for a row of zeros, whose partner then can train."""
-    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    return torch.where(norms > 0, norms, 1.0).sqrt().to(rows.dtype)
+        basis = _block_basis(near, rank)
+    return basis, basis.t() @ near * size  # the best partner of an orthonormal basis
 
 
 def _gram_basis(table: Tensor, rank: int) -> Tensor:
@@ -155,7 +169,7 @@ def _gram_basis(table: Tensor, rank: int) -> Tensor:
     return vectors[:, -rank:].flip(1).to(table.dtype)
 
 
-def _block_basis(table: Tensor, rank: int, energy: float) -> Tensor:
+def _block_basis(table: Tensor, rank: int) -> Tensor:
     """Return leading left singular vectors (m, R) by subspace iteration on a thin block.
 
     Stops once a step gains little against the squared error that is left, or less than rounding
@@ -166,7 +180,7 @@ def _block_basis(table: Tensor, rank: int, energy: float) -> Tensor:
     shape = (table.shape[1], size)
     start = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
     block: Tensor = table @ start.to(table)  # (m, s)
-    before = 0.0
+    energy, before = _energy(table, None), 0.0
     for _ in range(MAX_STEPS):
         basis: Tensor = torch.linalg.qr(block)[0]
         core = basis.t() @ table  # (s, n)

@@ -8,6 +8,7 @@ from torch import Tensor
 from bp_convert.kron.columns import Columns
 from bp_convert.kron.metric import Metric, spared
 from bp_convert.kron.nearest import gram, rearrange
+from bp_convert.kron.scale import unit
 from bp_convert.values.factors import FactorSpec
 
 EXACT = 256  # up to this side the spectrum is taken in float64
@@ -41,6 +42,7 @@ def squared_errors(table: Tensor, spec: FactorSpec) -> Tensor:
         rows = rows.t()
     if rows.shape[0] == 1:
         return torch.tensor([1.0, 0.0], dtype=torch.float64)
+    rows, _ = unit(rows)
     if rows.shape[0] <= EXACT:
         values = torch.linalg.eigvalsh(gram(rows))
     else:

@@ -13,6 +13,7 @@ from bp_convert.kron.policies import paper_factors
 from bp_convert.layers.carry import adopt, release
 from bp_convert.layers.checks import checked
 from bp_convert.layers.init import init_factors_
+from bp_convert.layers.nested import over_nested
 from bp_convert.values.factors import FactorSpec
 
 
@@ -73,7 +74,9 @@ class BPLinear(nn.Module):
             nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Map (..., D) to (..., K)."""
+        """Map (..., D) to (..., K); of a nested tensor each sequence."""
+        if input.is_nested:
+            return over_nested(self, input)
         y = bilinear(input, self.w1, self.w2)
         if self.bias is None:
             return y

@@ -10,13 +10,16 @@ from torch import nn
 from bp_convert.counting import count_bytes, count_params, with_counts
 from bp_convert.data import Examples
 from bp_convert.errors import PlanError, TraceError
-from bp_convert.graph.example import make_inputs
-from bp_convert.graph.inputs import infer_input
+from bp_convert.graph.example import SampleInputs
 from bp_convert.graph.observe import Observation, observe
+from bp_convert.graph.others import others_of, shared_by
+from bp_convert.graph.ready import check_ready
+from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site, walk
 from bp_convert.graph.widths import WidthPlan, widen
 from bp_convert.kinds import Factors, Widths, prime_reason
 from bp_convert.planner.reasons import reasons_of
+from bp_convert.planner.samples import sample_inputs
 from bp_convert.planner.warm import with_maps
 from bp_convert.planner.wishes import Wish, floors, wishes_of
 from bp_convert.planner.worth import chosen, worth
@@ -26,7 +29,6 @@ from bp_convert.search.spending import Spending
 from bp_convert.surgery import fingerprint
 from bp_convert.values.plan import AttrChange, LayerPlan, Plan, Resize
 from bp_convert.values.settings import Settings
-from bp_convert.values.tensors import TensorSpec
 
 Progress = Callable[[str, int, int], None]
 WIDTH_BATCH = 2  # more than one example, so that no width is mistaken for the batch
@@ -37,16 +39,19 @@ def make_plan(
     settings: Settings | None = None,
     *,
     examples: Examples | None = None,
+    given: SampleInputs | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """Decide for every layer of ``model`` what becomes of it, and why.
 
-    The model is only looked at: its forward runs on tensors without data, in eval and train mode,
-    and where a target is to be met on calibration data, in eval mode.
+    The model is only looked at: copies of it run, on an example input and on tensors without
+    data, in eval and train mode, and where a target is to be met on calibration data, on that.
 
     Args:
         settings: the request; None asks for alpha 1 and one term.
         examples: calibration data, by which a target is spent; None goes by the weights alone.
+        given: example inputs that are values; None takes the settings' description, what the
+            calibration data looks like, or a guess.
         progress: called with words, steps done and their number.
 
     Raises:
@@ -55,7 +60,9 @@ def make_plan(
         DataError: the model does not run on the examples.
         TraceError: the model does not run on the given input.
     """
-    return _Planning(model, settings or Settings(), examples, progress or (lambda *_: None)).run()
+    return _Planning(
+        model, settings or Settings(), examples, progress or (lambda *_: None), given
+    ).run()
 
 
 def candidate_units(
@@ -78,8 +85,12 @@ class _Planning:
         settings: Settings,
         examples: Examples | None,
         progress: Progress,
+        given: SampleInputs | None = None,
     ) -> None:
+        check_ready(model)
         self.model = model
+        self.examples = examples
+        self.given = given
         self.settings = settings
         self.spending = Spending(model, settings, examples, progress)
         self.found: Found | None = None
@@ -90,14 +101,14 @@ class _Planning:
     def run(self) -> Plan:
         self.progress("reading the model", 0, self.STEPS)
         wishes = wishes_of(self.settings, self.sites)
-        specs, assumed = self._inputs()
-        self.progress("running it without data", 1, self.STEPS)
-        seen = self._observe(specs, given=bool(self.settings.inputs))
+        self.progress("running a copy of it", 1, self.STEPS)
+        sample = sample_inputs(self.model, self.settings, self.examples, self.given)
+        seen = self._observe(sample)
         # A target weighs the head's error like any other.
         heads_too = self.settings.convert_head or bool(self.settings.target)
         reasons = reasons_of(self.model, self.sites, wishes, seen, heads_too=heads_too)
         self.progress("finding which widths go together", 2, self.STEPS)
-        widths = self._widths(specs, wishes, reasons)
+        widths = self._widths(sample, wishes, reasons)
         if self.settings.target:
             free = [site for site in self.sites if site.name not in reasons]
             asks = {name: wish.ask for name, wish in wishes.items() if wish.insists}
@@ -108,16 +119,15 @@ class _Planning:
             for site in self.sites
         )
         self.progress("counting", 3, self.STEPS)
-        plan = self._total(layers, specs, assumed, widths, seen)
-        plan = with_maps(self.model, plan, self.sites)
+        plan = self._total(layers, sample, widths, seen)
+        plan = with_maps(self.model, plan, self.sites, sample)
         self.progress("planned", self.STEPS, self.STEPS)
         return plan
 
     def probe(self) -> tuple[list[Unit], list[tuple[Site, str]]]:
         """Return the candidates of every layer that can be converted, and why others cannot."""
         wishes = wishes_of(self.settings, self.sites)
-        specs, _ = self._inputs()
-        seen = self._observe(specs, given=bool(self.settings.inputs))
+        seen = self._observe(sample_inputs(self.model, self.settings, self.examples, self.given))
         reasons = reasons_of(self.model, self.sites, wishes, seen, heads_too=True)
         free = [site for site in self.sites if site.name not in reasons]
         units = self.spending.units(self.spending.wanted(free, floors(wishes), seen))
@@ -125,48 +135,35 @@ class _Planning:
 
     # What the model says
 
-    def _inputs(self) -> tuple[tuple[TensorSpec, ...], str]:
-        if self.settings.inputs:
-            return self.settings.inputs, ""
-        guess = infer_input(self.model)
-        if guess is None:
-            return (), ""
-        specs, words = guess
-        return specs, words
-
-    def _observe(self, specs: Sequence[TensorSpec], *, given: bool) -> Observation | None:
-        if not specs:
+    def _observe(self, sample: SampleInputs) -> Observation | None:
+        if not sample:
             self.notes.append(
-                "no example input is known: multiply-adds are not counted and the output layer is "
-                "taken to be the last one; give --input"
+                "no example input is known: the model was not run, multiply-adds are not counted "
+                "and the output layer is taken to be the last one; give --input or --calibrate"
             )
             return None
-        args, kwargs = make_inputs(self.model, specs, batch=1)
-        watched = {site.name: site.module for site in self.sites}
+        args, kwargs = sample.cpu(self.model, 1)
+        names = [site.name for site in self.sites]
+        rows = max(1, rows_in((args, kwargs)))
         try:
-            return observe(self.model, watched, args, kwargs)
-        except TraceError:
-            if given or self.settings.alpha != 1:
-                raise
-            self.notes.append("the model did not run on the input that was assumed; give --input")
+            return observe(self.model, names, args, kwargs, examples=rows)
+        except TraceError as problem:
+            self.notes.append(f"multiply-adds are not counted: {problem.found}")
             return None
 
     def _widths(
-        self,
-        specs: Sequence[TensorSpec],
-        wishes: dict[str, Wish],
-        reasons: dict[str, str],
+        self, sample: SampleInputs, wishes: dict[str, Wish], reasons: dict[str, str]
     ) -> WidthPlan | None:
         if self.settings.alpha == 1:
             return None
-        if not specs:
+        if not sample:
             raise PlanError(
                 where=f"{type(self.model).__name__}, alpha {self.settings.alpha:g}",
                 found="no example input is known",
                 allowed="an input to run the model on: widening follows what the forward does",
                 fix="describe it with --input, such as --input 3x224x224",
             )
-        args, kwargs = make_inputs(self.model, specs, batch=WIDTH_BATCH)
+        args, kwargs = sample.drawn.cpu(self.model, WIDTH_BATCH)
         targets = {
             site.name: site.kind.name
             for site in self.sites
@@ -226,12 +223,14 @@ class _Planning:
             factors=factors if replaced else {},
             init=wish.init,
             params=(
-                kind.params(module, before),
+                sum(p.numel() for p in module.parameters()),
                 kind.params(module, after, factors if replaced else None),
             ),
             macs=(
                 dense_macs,
-                kind.macs(module, after, factors, shapes) if replaced else 0,
+                kind.macs(module, after, factors, shapes) // (seen.examples if seen else 1)
+                if replaced
+                else 0,
             ),
             error=_rounded(self.found.errors.get(site.name)) if self.found else None,
             sensitivity=_rounded(self.found.sensitivities.get(site.name)) if self.found else None,
@@ -249,22 +248,24 @@ class _Planning:
     def _total(
         self,
         layers: tuple[LayerPlan, ...],
-        specs: tuple[TensorSpec, ...],
-        assumed: str,
+        sample: SampleInputs,
         widths: WidthPlan | None,
         seen: Observation | None,
     ) -> Plan:
+        resizes = tuple(
+            Resize(name=one.name, before=one.before, after=one.after)
+            for one in (widths.resizes if widths else ())
+        )
+        shared = shared_by(self.model, self.sites, resizes)
         plan = Plan(
             model=f"{type(self.model).__module__}.{type(self.model).__qualname__}",
             fingerprint=fingerprint(self.model),
             settings=self.settings,
-            inputs=specs,
-            assumed=assumed,
-            layers=layers,
-            resizes=tuple(
-                Resize(name=one.name, before=one.before, after=one.after)
-                for one in (widths.resizes if widths else ())
-            ),
+            inputs=sample.specs,
+            assumed=sample.words,
+            layers=tuple(one.model_copy(update={"shared": shared[one.name]}) for one in layers),
+            others=others_of(self.model, self.sites, resizes),
+            resizes=resizes,
             attrs=tuple(
                 AttrChange(module=one.module, attr=one.attr, before=one.before, after=one.after)
                 for one in (widths.attrs if widths else ())
@@ -276,7 +277,7 @@ class _Planning:
             calibration=self.spending.calibration,
             notes=tuple(self.notes),
         )
-        return with_counts(self.model, plan, None if seen is None else seen.total_macs)
+        return with_counts(self.model, plan, seen, sample=sample)
 
     def _fast_path_off(self, layers: Sequence[LayerPlan]) -> tuple[AttrChange, ...]:
         """Keep torch's fused encoder path from reading weights of layers that are replaced."""

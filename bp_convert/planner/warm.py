@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from bp_convert.graph.channel_map import measure_maps
-from bp_convert.graph.example import make_inputs
+from bp_convert.graph.example import SampleInputs
 from bp_convert.graph.walk import Site
 from bp_convert.surgery import too_large
 from bp_convert.values.plan import Plan
@@ -16,13 +16,13 @@ MAP_BATCH = 4  # examples that tell channels apart
 NOISE = "starts from noise: "
 
 
-def with_maps(model: nn.Module, plan: Plan, sites: Sequence[Site]) -> Plan:
+def with_maps(model: nn.Module, plan: Plan, sites: Sequence[Site], sample: SampleInputs) -> Plan:
     """Return the plan with notes on the layers that cannot start warm, and why."""
     warm = any(layer.init == "warm" for layer in plan.layers)
     parameters = list(model.parameters())
     if not (plan.resizes and warm) or any(p.is_meta for p in parameters):
         return plan
-    args, kwargs = make_inputs(model, plan.inputs, batch=MAP_BATCH, device=parameters[0].device)
+    args, kwargs = sample.drawn.batch(model, MAP_BATCH)
     maps = measure_maps(model, plan, args, kwargs)
     reasons = dict(maps.unknown)
     for site in sites:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from bp_convert.render.fold import middle
 from bp_convert.render.seeds import Group as Seeds
 from bp_convert.render.seeds import over_seeds
 from bp_convert.values.outcome import Outcome, Summary
+from bp_convert.values.text import as_json
 
 WIDTH, LEAST = 80, 12  # of the table, and of a job's name
 _STATE = {"done": "green", "failed": "red", "waiting": "dim", "running": "cyan"}
@@ -27,7 +27,7 @@ _STATE = {"done": "green", "failed": "red", "waiting": "dim", "running": "cyan"}
 def document(summary: Summary, form: str) -> str:
     """Return a summary as ``json``, ``csv`` or ``html``."""
     if form == "json":
-        return json.dumps(summary.model_dump(mode="json"), indent=1) + "\n"
+        return as_json(summary.model_dump(mode="json")) + "\n"
     return _csv(summary) if form == "csv" else page(summary)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from html import escape
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from bp_convert.render.fold import Row, fold, middle, unfolded
 from bp_convert.render.machine import whole
 from bp_convert.render.numbers import short
 from bp_convert.values.report import Report
+from bp_convert.values.text import as_json
 
 FORMATS = (".md", ".html", ".json")
 _HEADS = (
@@ -39,7 +39,7 @@ def document(report: Report, path: Path) -> str:
         return markdown(report)
     if form == ".html":
         return html(report)
-    return json.dumps(whole(report), indent=1) + "\n"
+    return as_json(whole(report)) + "\n"
 
 
 def form_of(path: Path) -> str:
@@ -101,14 +101,24 @@ def html(report: Report) -> str:
         f"<h2>Parameters by layer</h2>{_bars(fold(report.layers))}"
         f'<h2>Layers</h2><div class="wide"><table class="layers"><thead>'
         f"{table_row(_HEADS, 'th', set(range(4, 10)))}</thead>"
-        f"<tbody>{body}</tbody></table></div>{sections}<footer>{escape(versions)}</footer></body></html>\n"
+        f"<tbody>{body}</tbody></table></div>{sections}{_others(report)}<footer>{escape(versions)}</footer></body></html>\n"
     )
+
+
+def _others(report: Report) -> str:
+    """List every module without a kind, folded until somebody asks."""
+    lines = words.others(report, every=True)
+    if not lines:
+        return ""
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f"<details><summary>each of those without a kind</summary><ul>{items}</ul></details>"
 
 
 def _sections(report: Report) -> list[tuple[str, list[str]]]:
     kept = [f"{count} x {reason} (such as {name})" for count, reason, name in words.kept(report)]
     found = [
         ("Left dense", kept),
+        ("Without a kind, left as they are", words.others(report)),
         ("Fit", words.fitting(report)),
         ("Quality", [words.score(one) for one in report.scores]),
         ("Training", words.training(report)),

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import isfinite
 
 from bp_convert.render import training, words
 from bp_convert.render.numbers import change, layers, percent, short
+from bp_convert.values.plan import largest
 from bp_convert.values.report import LayerReport, Report
 from bp_convert.values.score import Score
 
 USABLE = 0.01  # relative difference of the outputs below which nothing needs to be trained
+SAME = 1e-4  # the same up to rounding, which a drawn input shows as well as any
 CLOSE = 0.1
 FINE = 0.01  # share of a metric whose loss needs no training
+FEW = 16  # examples below which nothing is called usable
+LITTLE = "too few for a verdict; score it on more with --evaluate before use."
+NOTHING = "that is no measure of its quality; score it on real data with --evaluate before use."
 
 
 def verdict(report: Report) -> str:
@@ -31,18 +37,27 @@ def energy_kept(layers: list[LayerReport]) -> float | None:
     total = sum(layer.params_before for layer in fitted)
     if not total:
         return None
-    return sum(layer.params_before * (1 - (layer.fit_error or 0) ** 2) for layer in fitted) / total
+    return sum(layer.params_before * _kept(layer.fit_error or 0.0) for layer in fitted) / total
+
+
+def _kept(error: float) -> float:
+    """Return the share of the squares that a relative error leaves; none where it is not finite."""
+    return 1 - error**2 if isfinite(error) else 0.0
 
 
 def _nothing(report: Report) -> str:
     reasons = Counter(layer.reason for layer in report.layers if layer.reason)
+    held = largest(report.others, report.totals.params.before)
+    without = f" For want of a kind these stay as they are: {held}." if held else ""
     if not reasons:
-        return "Nothing was converted: the model holds no layer of a known kind."
+        return f"Nothing was converted: the model holds no layer of a known kind.{without}"
     reason, count = reasons.most_common(1)[0]
     hint = ""
     if "dense layer" in reason:
         hint = " --convert-anyway trades that speed for size."
-    return f"Nothing was converted; {count} of {len(report.layers)} layers: {reason}.{hint}"
+    return (
+        f"Nothing was converted; {count} of {len(report.layers)} layers: {reason}.{hint}{without}"
+    )
 
 
 def _saved(report: Report) -> str:
@@ -60,9 +75,6 @@ def _saved(report: Report) -> str:
 
 
 def _quality(report: Report, done: list[LayerReport]) -> str:
-    gap = None if report.verification is None else report.verification.output_error
-    on = "" if report.verification is None else report.verification.on
-    kept = energy_kept(done)
     if report.scores:
         return _scored(report.scores[0], trained=report.training is not None)
     if report.training is not None:
@@ -71,22 +83,39 @@ def _quality(report: Report, done: list[LayerReport]) -> str:
     if random:
         every = "It" if len(random) == len(done) else f"{len(random)} of {len(done)} layers"
         return f"{every} start{'s' if every == 'It' else ''} from noise: train it before use."
-    if gap is not None and gap < USABLE:
-        return f"Outputs differ by {percent(gap)} on {on}: usable as it is."
-    if kept is None and gap is None:
-        return "What it does to the outputs was not measured."
+    kept = energy_kept(done)
+    found = report.verification
+    if found is None or (found.output_error is None and found.flips is None):
+        return _unseen(report, done, kept)
+    gap = max(found.output_error or 0.0, found.flips or 0.0)
+    outputs = f"utputs {words.outputs(found)} on {words.compared_on(found)}"
+    if not gap < CLOSE:
+        advice = "train it before use."
+    elif gap < SAME and not found.flips and not found.examples:
+        advice = "the same function, usable as it is."
+    elif found.examples < FEW:
+        advice = LITTLE if found.examples else NOTHING
+    else:
+        advice = "usable as it is." if gap < USABLE else "check its accuracy."
+    if kept is None or gap < USABLE:
+        return f"O{outputs}: {advice}"
+    return f"{_energy(report, done, kept)}; o{outputs}: {advice}"
+
+
+def _unseen(report: Report, done: list[LayerReport], kept: float | None) -> str:
+    """Say what is known where no outputs were compared."""
     if kept is None:
-        return f"Outputs differ by {percent(gap or 0)} on {on}: train it before use."
+        return "What it does to the outputs was not measured."
+    more = "." if kept > 1 - CLOSE**2 else "; expect to train it before use."
+    return _energy(report, done, kept) + more
+
+
+def _energy(report: Report, done: list[LayerReport], kept: float) -> str:
     ranks = {layer.rank for layer in done}
     what = f"Rank {ranks.pop()}" if len(ranks) == 1 else "The factors"
     verb = "keeps" if what.startswith("Rank") else "keep"
     whose = "these layers' outputs" if report.calibration else "these weights' energy"
-    text = f"{what} {verb} {percent(kept)} of {whose}"
-    if gap is None:
-        return text + ("." if kept > 1 - CLOSE**2 else "; expect to train it before use.")
-    if gap < CLOSE:
-        return f"{text}; outputs differ by {percent(gap)} on {on}: check its accuracy."
-    return f"{text}; outputs differ by {percent(gap)} on {on}: train it before use."
+    return f"{what} {verb} {percent(kept)} of {whose}"
 
 
 def _scored(score: Score, *, trained: bool) -> str:
@@ -96,6 +125,8 @@ def _scored(score: Score, *, trained: bool) -> str:
         lost = -lost
     text = words.score(score)
     text = f"{text[0].upper()}{text[1:]}"
+    if score.examples < FEW:
+        return f"{text}: {LITTLE}"
     if lost <= FINE * abs(score.before):
         return f"{text}: usable as it is."
     more = "more training" if trained else "training it"

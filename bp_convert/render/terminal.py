@@ -34,6 +34,7 @@ def rendered(report: Report, *, every: bool = False) -> RenderableType:
     if rows:
         parts.append(_table(rows))
     parts += _kept(report)
+    parts += _others(report, every=every)
     parts.append(_totals(report))
     parts += _lines("fit", words.fitting(report))
     parts += _lines("quality", [words.score(one) for one in report.scores])
@@ -106,6 +107,17 @@ def _kept(report: Report) -> list[RenderableType]:
             str(count), Text.assemble(reason, (f"  [{middle(example, 30)}]", "dim not bold"))
         )
     return [Text("\nleft dense", style="bold"), table, Text()]
+
+
+def _others(report: Report, *, every: bool) -> list[RenderableType]:
+    found = words.others(report, every=every)
+    if not found:
+        return []
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
+    table.add_column(overflow="fold")
+    for line in found:
+        table.add_row(Text(line))
+    return [Text("without a kind, left as they are", style="bold"), table, Text()]
 
 
 def _totals(report: Report) -> Table:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import isfinite
 
 from bp_convert.render.numbers import change, layers, percent, short, size
 from bp_convert.render.training import lines as trained_lines
 from bp_convert.values.factors import FactorSpec
-from bp_convert.values.plan import Totals
-from bp_convert.values.report import Latency, LayerReport, Report
+from bp_convert.values.plan import Totals, grouped
+from bp_convert.values.report import Latency, LayerReport, Report, Verification
 from bp_convert.values.score import Score
+
+CLASSES = 12  # of modules without a kind that are named where not all are asked for
 
 
 def pairs_of(layer: LayerReport) -> str:
@@ -56,6 +59,35 @@ def kept(report: Report) -> list[tuple[int, str, str]]:
     ]
 
 
+def others(report: Report, *, every: bool = False) -> list[str]:
+    """Return a line for each class of modules that hold weights and have no kind, largest first.
+
+    Args:
+        every: one line a module.
+    """
+    total = report.totals.params.before
+    if every:
+        return [
+            f"{one.name or 'the model itself'}: {one.kind}: "
+            f"{_count(one.params[0], one.params[0] / total if total else 0)}: {one.reason}"
+            for one in report.others
+        ]
+    groups = grouped(report.others, total)
+    lines = [
+        f"{len(one.names)} {one.kind}: {_count(one.params, one.share)}: {one.reason}"
+        for one in groups[:CLASSES]
+    ]
+    if rest := groups[CLASSES:]:
+        count = _count(sum(one.params for one in rest), sum(one.share for one in rest))
+        lines.append(f"{len(rest)} further classes: {count}")
+    return lines
+
+
+def _count(params: int, share: float) -> str:
+    plural = "" if params == 1 else "s"
+    return f"{params:,} parameter{plural}, {percent(share)}"
+
+
 def _plain(reason: str) -> str:
     """Drop what differs from layer to layer, so that one reason is one line."""
     return reason.split(" (predicted")[0]
@@ -95,14 +127,34 @@ def verification(report: Report) -> list[str]:
         return ["not run: no example input is known (--input)"]
     done = ["eval"] if found.ran_eval else []
     done += ["train"] if found.ran_train else []
-    line = f"runs in {' and '.join(done)} mode, output shapes as before"
+    line = f"computes what its weights compute in plain layers, in {' and '.join(done)} mode"
     if found.gradients:
-        line += ", every new parameter gets a gradient"
+        line += ", gradients arrive where theirs do"
     line += ", source untouched"
     lines = [line]
-    if found.output_error is not None:
-        lines.append(f"outputs differ by {percent(found.output_error)} on {found.on}")
+    if found.output_error is not None or found.flips is not None:
+        lines.append(f"outputs {outputs(found)} on {compared_on(found)}")
     return [*lines, *found.notes]
+
+
+def difference(gap: float) -> str:
+    """Say how far outputs are from the source's."""
+    return f"differ by {percent(gap)}" if isfinite(gap) else "are not finite"
+
+
+def outputs(found: Verification) -> str:
+    """Say how far each kind of output is from the source's."""
+    parts = [] if found.output_error is None else [difference(found.output_error)]
+    if found.flips is not None:
+        parts.append(f"of integers change in {percent(found.flips)} of the places")
+    return " and ".join(parts)
+
+
+def compared_on(found: Verification) -> str:
+    """Say what the outputs were compared on."""
+    if not found.examples:
+        return found.on
+    return f"{found.examples:,} example{'' if found.examples == 1 else 's'} of {found.on}"
 
 
 def score(one: Score) -> str:

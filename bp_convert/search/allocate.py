@@ -6,7 +6,9 @@ minus its logarithm. Where errors are small that is their weighted sum: they add
 noise (Zhou, Moosavi-Dezfooli, Cheung and Frossard, Adaptive Quantization for Deep Neural Network,
 AAAI 2018, section 3); a layer of which nothing is left costs all. With a price on each limited
 quantity every layer chooses for itself (Everett, 1963); prices are found by bisection, and what is
-left of a limit is then spent greedily. One limit on few layers is spent exactly.
+left of a limit is then spent greedily. One limit on few layers is spent exactly. Where neither
+prices nor shifted weights find a choice that keeps all limits, an integer programme does, or says
+that there is none.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bp_convert.search.exact import KEPT, in_the_way, solve
 from bp_convert.search.knapsack import knapsack
 from bp_convert.search.options import COSTS, Unit
 
@@ -37,7 +40,7 @@ class OutOfReachError(Exception):
 
     Attributes:
         quantity: which.
-        least: the least that it can be.
+        least: the least that it can be while the other limits are kept.
     """
 
     def __init__(self, quantity: str, least: float) -> None:
@@ -63,12 +66,16 @@ class _Move:
     takes: np.ndarray  # (limits,)
 
 
-def allocate(units: Sequence[Unit], limits: Mapping[str, float]) -> list[int]:
-    """Return the option of each unit.
+def allocate(
+    units: Sequence[Unit], limits: Mapping[str, float], *, exact: bool = True
+) -> list[int]:
+    """Return the option of each unit; all limits are kept.
 
     Args:
         limits: of the sums over units of ``COSTS`` and of the squared error, ``error``. The
             objective is the squared error, or the parameters where the error is limited.
+        exact: where nothing is found quickly, make sure that there is nothing. Without it a
+            choice may be missed.
 
     Raises:
         OutOfReachError: a limit that nothing keeps.
@@ -77,13 +84,18 @@ def allocate(units: Sequence[Unit], limits: Mapping[str, float]) -> list[int]:
     objective = "params" if ERROR in limits else ERROR
     tables = [_table(unit, objective, names) for unit in units]
     bounds = np.array([limits[name] for name in names])
-    for column, name in enumerate(names):
-        least = sum(float(table.limited[:, column].min()) for table in tables)
-        if least > bounds[column] * (1 + 1e-12):
-            raise OutOfReachError(name, least)
+    least = np.sum([one.limited.min(0) for one in tables], axis=0) if tables else 0 * bounds
+    beyond = np.flatnonzero(least > bounds + KEPT * np.abs(bounds))
+    if len(beyond):
+        raise _out_of_reach(tables, bounds, names, int(beyond[0]), exact=exact)
     if not names or not tables:
         return [int(table.objective.argmin()) for table in tables]
-    choice = _spend(tables, _priced(tables, bounds, names), bounds)
+    choice = _priced(tables, bounds) or _least(tables, bounds)
+    if choice is None and exact and len(names) > 1:
+        choice = _exactly(tables, bounds)
+    if choice is None:
+        raise _out_of_reach(tables, bounds, names, 0, exact=exact)
+    choice = _spend(tables, choice, bounds)
     for _ in range(PAIRS):
         if (_sums(tables, choice) / _scale(bounds)).max() >= FULL:
             break
@@ -95,7 +107,11 @@ def allocate(units: Sequence[Unit], limits: Mapping[str, float]) -> list[int]:
         best = knapsack(
             [one.objective for one in tables], [t.limited[:, 0] for t in tables], bounds[0]
         )
-        if best is not None and _total(tables, best) < _total(tables, choice):
+        if (
+            best is not None
+            and _kept(tables, best, bounds)
+            and _total(tables, best) < _total(tables, choice)
+        ):
             choice = _spend(tables, best, bounds)
     return choice
 
@@ -141,8 +157,12 @@ def _total(tables: Sequence[_Table], choice: Sequence[int]) -> float:
     return sum(float(one.objective[at]) for one, at in zip(tables, choice, strict=True))
 
 
-def _priced(tables: Sequence[_Table], bounds: np.ndarray, names: Sequence[str]) -> list[int]:
-    """Raise prices, one after the other, until every limit is kept."""
+def _kept(tables: Sequence[_Table], choice: Sequence[int], bounds: np.ndarray) -> bool:
+    return bool((_sums(tables, choice) <= bounds + KEPT * np.abs(bounds)).all())
+
+
+def _priced(tables: Sequence[_Table], bounds: np.ndarray) -> list[int] | None:
+    """Raise prices, one after the other, until every limit is kept; None where none keep all."""
     prices = np.zeros(len(bounds))
     top = max(float(one.objective.max()) for one in tables) or 1.0
     for _ in range(CYCLES if len(bounds) > 1 else 1):
@@ -161,37 +181,46 @@ def _priced(tables: Sequence[_Table], bounds: np.ndarray, names: Sequence[str]) 
                     low = middle
             prices[column] = unit * np.exp(high)
     choice = _pick(tables, prices)
-    if (_sums(tables, choice) <= bounds * (1 + 1e-12)).all():
-        return choice
-    return _least(tables, bounds, names)
+    return choice if _kept(tables, choice, bounds) else None
 
 
-def _least(tables: Sequence[_Table], bounds: np.ndarray, names: Sequence[str]) -> list[int]:
-    """Return a choice that keeps all limits, whatever the objective.
+def _least(tables: Sequence[_Table], bounds: np.ndarray) -> list[int] | None:
+    """Return a choice that keeps all limits, whatever the objective, or None.
 
     Weights shift towards the limits that are broken most (multiplicative weights: Arora, Hazan
     and Kale, 2012), since limits may pull against each other, such as an error and a cost.
     """
-    best: list[int] = []
-    over = np.full(len(bounds), np.inf)
     pull = np.zeros(len(bounds))  # logarithms of weights
+    shares = [one.limited / _scale(bounds) for one in tables]
     for step in range(1, ROUNDS + 1):
         weights = np.exp(pull - pull.max())
-        choice = [int((one.limited / bounds @ weights).argmin()) for one in tables]
-        ratios = _sums(tables, choice) / bounds
-        if ratios.max() < over.max():
-            best, over = choice, ratios
-        if over.max() <= 1 + 1e-12:
-            return best
+        choice = [int((one @ weights).argmin()) for one in shares]
+        if _kept(tables, choice, bounds):
+            return choice
+        ratios = _sums(tables, choice) / _scale(bounds)
         pull += (ratios - ratios.mean()) / step**0.5
-    worst = int(over.argmax())
-    raise OutOfReachError(names[worst], float(over[worst] * bounds[worst]))
+    return None
+
+
+def _out_of_reach(
+    tables: Sequence[_Table], bounds: np.ndarray, names: Sequence[str], first: int, *, exact: bool
+) -> OutOfReachError:
+    limited = [one.limited for one in tables]
+    if exact:
+        column, least = in_the_way(limited, bounds, first)
+    else:
+        column, least = first, float(sum(one[:, first].min() for one in limited))
+    return OutOfReachError(names[column], least)
+
+
+def _exactly(tables: Sequence[_Table], bounds: np.ndarray) -> list[int] | None:
+    return solve([one.objective for one in tables], [one.limited for one in tables], bounds)
 
 
 def _spend(tables: Sequence[_Table], choice: list[int], bounds: np.ndarray) -> list[int]:
     """Take the exchange of one option that gains most for what it takes, until none fits."""
     choice = list(choice)
-    slack = 1e-9 * np.abs(bounds)
+    slack = KEPT * np.abs(bounds)
     room = bounds - _sums(tables, choice)
     best: list[_Move | None] = [None] * len(tables)
     stale = list(range(len(tables)))
@@ -223,7 +252,7 @@ def _best_move(table: _Table, at: int, bounds: np.ndarray, room: np.ndarray) -> 
     fits = (takes <= room).all(1) & (gain > 0)
     if not fits.any():
         return None
-    weight = np.maximum(takes / bounds, 0).max(1) + 1e-9
+    weight = np.maximum(takes / _scale(bounds), 0).max(1) + 1e-9
     value = np.where(fits, gain / weight, 0.0)
     place = int(value.argmax())
     return _Move(float(value[place]), place, takes[place])
@@ -241,7 +270,7 @@ def _exchange(
     """Return the choice with two units' options exchanged at once for the largest gain, or None:
     one gives what the other takes, where neither alone fits."""
     room = bounds - _sums(tables, choice)
-    slack = 1e-9 * np.abs(bounds)
+    slack = KEPT * np.abs(bounds)
     moves = []
     for table, at in zip(tables, choice, strict=True):
         takes = table.limited - table.limited[at]  # (options, limits)

@@ -11,10 +11,10 @@ from bp_convert.calibration.gather import Moments, gather, order_of
 from bp_convert.calibration.moments import Moment
 from bp_convert.calibration.tap import Batches
 from bp_convert.errors import PlanError
-from bp_convert.graph.clone import clone, shadow
+from bp_convert.graph.clone import clone
 from bp_convert.graph.walk import Site
-from bp_convert.kinds import Spread
 from bp_convert.kron.fit import low_rank
+from bp_convert.kron.nearest import check_finite
 from bp_convert.search import cache
 from bp_convert.search.curves import Curve, curves_of
 from bp_convert.search.options import Unit, Wanted, make_unit
@@ -97,13 +97,16 @@ class Candidates:
 
         Raises:
             DataError: the model does not run on the calibration data.
+            FactorError: weights that are not finite.
         """
         units = []
         for number, wanted in enumerate(self.wanted):
             site = wanted.site
             self.progress(f"candidates of {site.name}", number, len(self.wanted))
-            matrices = site.kind.matrices(site.module, Spread())
+            matrices = site.kind.computed(site.module)
             for role, ones in matrices.items():
+                for one in ones:
+                    check_finite(one, f"{site.name} ({site.kind.name})")
                 curves, sensitivity = self._curves(wanted, role, ones)
                 if self.by_data:
                     curves = [one for one in map(handicapped, curves) if _fits(one, site)]
@@ -155,7 +158,7 @@ class Candidates:
         if not self.by_data:
             return None
         if self._gathered is None:
-            copy = shadow(self.model)
+            copy = clone(self.model, apart=True)
             sites = [one.site for one in self.wanted]
             order = order_of(copy, sites, self.batches)
             self._gathered = gather(copy, sites, self.batches, order, self.progress)
@@ -166,5 +169,5 @@ class Candidates:
 
     def _trials(self) -> Trials:
         if self._tried is None:
-            self._tried = Trials(clone(self.model), self.batches)
+            self._tried = Trials(clone(self.model, apart=True), self.batches)
         return self._tried

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import inf, sqrt
 
 from bp_convert.errors import PlanError
 from bp_convert.kinds import Factors
@@ -16,6 +16,7 @@ from bp_convert.search.allocate import (
     quantity,
     squared_error,
 )
+from bp_convert.search.exact import KEPT
 from bp_convert.search.options import COSTS, Unit, with_option
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.target import Target
@@ -37,11 +38,15 @@ class Budget:
         before: of the source.
         fixed: what stays whatever is chosen.
         bytes_each: bytes of one parameter in the saved file.
+        held: words on the weights that no kind speaks for, the largest share first.
+        narrowed: whether settings keep layers out of the choice.
     """
 
     before: Mapping[str, float]
     fixed: Mapping[str, float]
     bytes_each: float = 4.0
+    held: str = ""
+    narrowed: bool = True
 
     def room(self, target: Target) -> float:
         """Return what a target leaves to the units, in the unit of their costs."""
@@ -103,7 +108,7 @@ def choose(
     choice = [_polished(unit, at, limits) for unit, at in zip(units, choice, strict=True)]
     choice = _filled(units, choice, limits)
     found.notes += _unspent(units, targets, budget, choice)
-    return _result(found, units, choice)
+    return _result(found, units, choice, limits)
 
 
 def _guarded(
@@ -118,7 +123,7 @@ def _guarded(
     for slack in SLACKS:
         held = {**limits, **{name: slack * time for name, time in times.items()}}
         try:
-            found = allocate(units, held)
+            found = allocate(units, held, exact=False)  # a wish, which may be missed
         except OutOfReachError:
             continue
         spent = _spent(units, found, limits) >= min(SPENT, _spent(units, choice, limits))
@@ -200,7 +205,7 @@ def _polished(
         return at
     names = [name for name in limits if name != ERROR]
     columns = sorted({COSTS.index(name) for name in names} | {0})
-    allowed = unit.costs[at, columns] * (1 + 1e-9)
+    allowed = unit.costs[at, columns] * (1 + KEPT)
     for name, more in (room or {}).items():
         allowed[columns.index(COSTS.index(name))] += max(0.0, more)
     if room and "params" not in limits:
@@ -219,7 +224,9 @@ def _polished(
     return best
 
 
-def _result(found: Found, units: Sequence[Unit], choice: Sequence[int]) -> Found:
+def _result(
+    found: Found, units: Sequence[Unit], choice: Sequence[int], limits: Mapping[str, float]
+) -> Found:
     squared: dict[str, float] = {}
     for unit, at in zip(units, choice, strict=True):
         spec, error = unit.spec(at), float(unit.errors[at])
@@ -230,9 +237,18 @@ def _result(found: Found, units: Sequence[Unit], choice: Sequence[int]) -> Found
             found.factors.setdefault(unit.name, {})[unit.role] = spec
             squared[unit.name] = max(squared.get(unit.name, 0.0), error)
     found.error = sqrt(squared_error(found.error))
+    wanted = {unit.name: unit.wanted for unit in units}
+    room = limits.get("params", inf) - _sum(units, choice, "params")
     for name in list(found.factors):
-        if all(map(_is_whole, found.factors[name].values())):
-            del found.factors[name], squared[name]  # no role gained: the layer stays
+        factors = found.factors[name]
+        if all(map(_is_whole, factors.values())):
+            one, widths = wanted[name].site, wanted[name].widths
+            more = one.kind.params(one.module, widths) - one.kind.params(
+                one.module, widths, factors
+            )
+            if more <= room:  # no role gained: the layer stays, with biases that its twin merges
+                room -= max(0, more)
+                del found.factors[name], squared[name]
     found.errors = {name: sqrt(error) for name, error in squared.items()}
     return found
 
@@ -244,7 +260,8 @@ def _is_whole(spec: FactorSpec) -> bool:
 def _refusal(
     units: Sequence[Unit], targets: Sequence[Target], budget: Budget, problem: OutOfReachError
 ) -> PlanError:
-    target = next(one for one in targets if _column(one) == problem.quantity)
+    # A number of parameters and a size speak of one column: the tighter one is in the way.
+    target = min((one for one in targets if _column(one) == problem.quantity), key=budget.room)
     if target.quantity == "error":
         least = sqrt(squared_error(problem.least))
         return PlanError(
@@ -254,12 +271,23 @@ def _refusal(
             fix="loosen one of the targets",
         )
     column = COSTS.index(_column(target))
-    least = max(problem.least, sum(float(unit.costs[:, column].min()) for unit in units))
+    alone = sum(float(unit.costs[:, column].min()) for unit in units)
+    least = max(problem.least, alone)
     lowest, before = budget.total(target, least), budget.before[target.quantity]
+    beside = len(targets) > 1 and least > alone * (1 + 1e-9)
     return PlanError(
         where=f"target {target}",
-        found=f"{target.limit(before):,.0f} of {before:,.0f} is out of reach",
-        allowed=f"from {lowest:,.0f} (a share of {lowest / before:.4g}) to {before:,.0f}",
-        fix="ask for a value in this range, or let more layers take part: fewer --exclude, "
-        "lower floors",
+        found=f"{target.limit(before):,.0f} of {before:,.0f} is out of reach"
+        + (" beside the other targets" if beside else ""),
+        allowed=f"from {lowest:,.0f} (a share of {lowest / before:.4g})"
+        + (f" to {before:,.0f}" if lowest <= before else ""),
+        fix=("loosen one of the targets" if beside else "ask for a value in this range")
+        + _ways(budget),
     )
+
+
+def _ways(budget: Budget) -> str:
+    """Say what else helps, and what no choice of layers can change."""
+    more = ", or let more layers take part: fewer --exclude, lower floors"
+    stays = f"; for want of a kind these stay as they are: {budget.held}" if budget.held else ""
+    return (more if budget.narrowed else "") + stays

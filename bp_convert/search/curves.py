@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bp_convert.kinds.base import Choices
 from bp_convert.kron.columns import Columns
+from bp_convert.kron.compute import to_compute
 from bp_convert.kron.fit import affordable, apart, fit_in_metric, low_rank
 from bp_convert.kron.metric import Metric, Plain
 from bp_convert.kron.spectrum import squared_errors, whitened
@@ -91,7 +92,7 @@ class _Search:
         rows: Sequence[Tensor | None],
         tick: Tick,
     ) -> None:
-        self.matrices = [one.detach().float() for one in matrices]
+        self.matrices = list(map(to_compute, matrices))
         self.choices = choices
         self.metrics = metrics
         self.rows = rows
@@ -106,12 +107,13 @@ class _Search:
         self.white: tuple[object, list[Tensor]] = (None, [])
 
     def run(self, low_rank_only: bool) -> list[Curve]:
-        lowest = FactorSpec(
+        thin = FactorSpec(
             out=(self.choices.outs[-1][0], 1),
             inp=(1, self._columns_count()),
             axes=next(iter(self.choices.ins)),
         )
-        self._measure([lowest])
+        self._measure([thin])
+        lowest = self.found.get(thin)  # not there where it saves nothing, as for a single output
         if low_rank_only:
             return list(self.found.values())
         self._measure(self._coarse())
@@ -123,10 +125,10 @@ class _Search:
             seen.update(best)
             self._measure(near for spec in best for near in self._neighbours(spec))
         kept = self._best()
-        if self.found[lowest] not in kept:
-            kept.append(self.found[lowest])
+        if lowest is not None and lowest not in kept:
+            kept.append(lowest)
         if any(not isinstance(metric, Plain) for metric in self.metrics) and any(self.totals):
-            reached = self._trials(kept, self.found[lowest])
+            reached = self._trials(kept, lowest)
             kept = [
                 self._corrected(one, reached.get(one.spec, {}))
                 for one in kept
@@ -216,7 +218,9 @@ class _Search:
             )
         return self.white[1]
 
-    def _trials(self, curves: Sequence[Curve], lowest: Curve) -> dict[FactorSpec, dict[int, float]]:
+    def _trials(
+        self, curves: Sequence[Curve], lowest: Curve | None
+    ) -> dict[FactorSpec, dict[int, float]]:
         """Fit the pairs that may win in the whole metric at a few numbers of terms; return the
         squared errors that this reaches, by pair and number.
 
@@ -226,7 +230,7 @@ class _Search:
         others = [one for one in curves if not low_rank(one.spec)]
         gained = {one.spec: 1.0 for one in others}  # fitted over estimated error, so far
         reached: dict[FactorSpec, dict[int, float]] = {}
-        for share in TRIED:
+        for share in TRIED if others else ():
             budget = share * self.size
             limit = NEAR**2 * min(one.at(budget) for one in self.found.values())
             near = [one for one in others if one.at(budget) <= limit]
@@ -239,7 +243,7 @@ class _Search:
                 error = self._fitted(spec.model_copy(update={"rank": rank}))
                 reached.setdefault(spec, {})[rank] = error
                 gained[spec] = error / max(curve.at(budget), 1e-12)
-                if error > HOPELESS * lowest.at(budget):
+                if lowest is not None and error > HOPELESS * lowest.at(budget):
                     break
         return reached
 

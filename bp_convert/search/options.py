@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -168,6 +168,13 @@ def with_option(unit: Unit, place: int, rank: int) -> int:
     unit.costs = np.concatenate([unit.costs, costs])
     unit.errors = np.append(unit.errors, float(curve.errors[rank]))
     return len(unit.errors) - 1
+
+
+def kept(unit: Unit) -> Unit:
+    """Return a unit that can only stay what it is."""
+    return replace(
+        unit, picked=unit.picked[:1], costs=unit.costs[:1], errors=unit.errors[:1], curves=[]
+    )
 
 
 def _drop(unit: Unit, keep: np.ndarray) -> None:

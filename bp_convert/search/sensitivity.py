@@ -9,11 +9,13 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
-from bp_convert.calibration.tap import Batches, run_quietly
-from bp_convert.graph.observe import tensors_in
+from bp_convert.calibration.tap import Batch, Batches, run_quietly
+from bp_convert.graph.tree import tensors_in
 from bp_convert.graph.walk import Site
-from bp_convert.kinds import Spread
+from bp_convert.kron.compute import to_compute
 from bp_convert.kron.metric import Metric
+from bp_convert.kron.nearest import gram
+from bp_convert.kron.scale import unit
 
 LOST = 0.1  # share of the layer's output energy that the trial takes away
 FEWEST, MOST = 0.1, 7.0  # bounds of a sensitivity: one trial is no certainty
@@ -33,9 +35,10 @@ class Trials:
     """
 
     def __init__(self, model: nn.Module, batches: Batches) -> None:
-        self.model = model.eval()
+        self.model = model
+        model.eval()
         self.batches = batches[:BATCHES]
-        self.wanted = [self._outputs(batch) for batch in self.batches]
+        self.wanted = [self._outputs(*one) for one in enumerate(self.batches)]
 
     def of(
         self,
@@ -52,35 +55,43 @@ class Trials:
             rows: (K,) for each matrix how much its outputs count; None where all count alike.
         """
         module = self.model.get_submodule(site.name)
-        matrices = [one.detach() for one in site.kind.matrices(module, Spread())[role]]
+        matrices = site.kind.computed(module)[role]
         lost = total = 0.0
         changes: list[Tensor] = []
         every = zip(matrices, metrics, rows or [None] * len(matrices), strict=True)
         for matrix, metric, row in every:
-            scaled = matrix if row is None else matrix * row[:, None].to(matrix)
+            scaled = matrix if row is None else matrix * row[:, None]
             near = _truncated(scaled, metric)
-            lost += metric.energy((scaled - near).float())
-            total += metric.energy(scaled.float())
+            lost += metric.energy(scaled - near)
+            total += metric.energy(scaled)
             change = near - scaled
-            changes.append(change if row is None else change / row[:, None].to(matrix))
+            changes.append(change if row is None else change / row[:, None])
         if not lost or not total:
             return 1.0
         shifts = [-(change @ mean.to(change)) for change, mean in zip(changes, means, strict=True)]
         with _changed(site, module, role, changes, shifts):
             grown = self._error()
-        return damped(grown / (lost / total))
+        return 1.0 if grown is None else damped(grown / (lost / total))
 
-    def _outputs(self, batch: tuple[object, object]) -> list[Tensor]:
-        output = run_quietly(self.model, batch)  # type: ignore[arg-type]
-        return [t.float() for t in tensors_in(output) if t.is_floating_point()]
+    def _outputs(self, number: int, batch: Batch) -> list[Tensor]:
+        output = run_quietly(self.model, batch, number)
+        return [to_compute(t, torch.float64) for t in tensors_in(output) if t.is_floating_point()]
 
-    def _error(self) -> float:
+    def _error(self) -> float | None:
+        """Return the squared error relative to the outputs' variance; None where no output keeps
+        its shape, as may be where that hangs on values."""
         gap = size = 0.0
-        for batch, wanted in zip(self.batches, self.wanted, strict=True):
-            for now, then in zip(self._outputs(batch), wanted, strict=True):
-                gap += float((now - then).square().sum(dtype=torch.float64))
-                centre = then.mean(0) if len(then) > 1 else 0.0
-                size += float((then - centre).square().sum(dtype=torch.float64))
+        compared = False
+        for number, batch in enumerate(self.batches):
+            for now, then in zip(self._outputs(number, batch), self.wanted[number], strict=False):
+                if now.shape != then.shape:
+                    continue
+                compared = True
+                gap += float((now - then).square().sum())
+                centre = then.mean(0) if then.dim() and len(then) > 1 else 0.0
+                size += float((then - centre).square().sum())
+        if not compared:
+            return None
         return gap / size if size else 0.0
 
 
@@ -99,14 +110,12 @@ def damped(growth: float) -> float:
 
 def _truncated(matrix: Tensor, metric: Metric) -> Tensor:
     """Cut off the weakest directions of the output, up to a share of its energy."""
-    weight = matrix.float()
-    rows = metric.root(weight)
-    values, vectors = torch.linalg.eigh((rows @ rows.t()).double())  # rising
+    values, vectors = torch.linalg.eigh(gram(metric.root(unit(matrix)[0])))  # rising
     values = values.clamp(min=0)
     cut = int((values.cumsum(0) <= LOST * values.sum()).sum())
     weak = vectors[:, : min(max(cut, 1), len(values) - 1)].float()
-    near: Tensor = weight - weak @ (weak.t() @ weight)
-    return near.to(matrix.dtype)
+    near: Tensor = matrix - weak @ (weak.t() @ matrix)
+    return near
 
 
 @contextmanager
@@ -119,7 +128,7 @@ def _changed(
         site.kind.add(module, role, changes)
         bias = getattr(module, "bias", None)
         if isinstance(bias, Tensor):
-            bias.add_(shifts[0].to(bias.dtype))
+            bias.add_(shifts[0].to(bias))
     try:
         yield
     finally:

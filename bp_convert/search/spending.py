@@ -10,12 +10,14 @@ from torch import nn
 from bp_convert.data import Examples
 from bp_convert.errors import PlanError
 from bp_convert.graph.observe import Observation
-from bp_convert.graph.walk import Site
+from bp_convert.graph.others import others_of
+from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Ask
 from bp_convert.search.budget import budget_for
 from bp_convert.search.candidates import Candidates, settled
 from bp_convert.search.choose import Budget, Found, choose
-from bp_convert.search.options import Unit, Wanted
+from bp_convert.search.options import Unit, Wanted, kept
+from bp_convert.values.plan import largest
 from bp_convert.values.settings import Settings
 
 Progress = Callable[[str, int, int], None]
@@ -65,6 +67,11 @@ class Spending:
         units = self.units(wanted)
         self.progress("choosing", len(wanted), len(wanted))
         budget = budget_for(self.model, wanted, decided, seen.total_macs if seen else None)
+        asked = self.settings
+        rules = any(one.keep or one.floor or one.insists for one in asked.layers)
+        held = largest(others_of(self.model, walk(self.model)), int(budget.before["params"]))
+        narrowed = bool(asked.include or asked.exclude or rules)
+        budget = replace(budget, held=held, narrowed=narrowed)
         return self._chosen(units, wanted, budget)
 
     def _chosen(self, units: Sequence[Unit], wanted: Sequence[Wanted], budget: Budget) -> Found:
@@ -76,9 +83,17 @@ class Spending:
             for one in self.settings.target
             if one.quantity == "macs"
         ]
-        held = budget
+        held, whole = budget, False
         while True:
-            found = choose(units, self.settings.target, held, guarded=guarded)
+            try:
+                found = choose(units, self.settings.target, held, guarded=guarded)
+            except PlanError:
+                if held is budget or whole:
+                    raise
+                # With layers of several roles as they are, all counts are right.
+                held, whole = budget, True
+                units = [unit if unit.alone else kept(unit) for unit in units]
+                continue
             over = max((self._macs(found, wanted, budget) - one for one in limits), default=0.0)
             if over <= 0:
                 return found

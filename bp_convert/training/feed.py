@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from bp_convert.data.columns import ColumnRows
-from bp_convert.data.examples import Batch, rows_in
+from bp_convert.data.examples import Batch
 from bp_convert.data.fit import fit_batch
 from bp_convert.data.loader import batched, seeded
 from bp_convert.data.rows import Rows
 from bp_convert.errors import BpConvertError, DataError
+from bp_convert.graph.tree import rows_in
 from bp_convert.training.randomness import Aside, mixed
 from bp_convert.values.tensors import TensorSpec
 
@@ -247,7 +248,7 @@ class StreamFeed:
             if index <= start:
                 continue
             args, kwargs = fit_batch(item[0], item[1], self._specs, self._where)
-            total = rows_in(args, kwargs)
+            total = rows_in((args, kwargs))
             span, share = self._place.part(total)
             cut = slice(span.start, span.stop)
             yield Micro(

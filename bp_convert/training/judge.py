@@ -6,12 +6,12 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from bp_convert.data.examples import adapt, rows_in
 from bp_convert.evaluation.meters import meter_factory
 from bp_convert.evaluation.outputs import Seen, live_output
-from bp_convert.graph.observe import quiet_forward
+from bp_convert.graph.example import adapt
+from bp_convert.graph.running import draws_kept, in_mode, quiet_forward, same_draws
+from bp_convert.graph.tree import map_tensors, rows_in
 from bp_convert.training.engine import Engine
 from bp_convert.training.feed import Feed, Micro
 from bp_convert.training.loss import Objective
@@ -61,30 +61,24 @@ class Judge:
         meter = None if self.metric is None else meter_factory(self.metric)()
         loss = weight = 0.0
         self.count = 0
-        flags = [(module, module.training) for module in model.modules()]
-        model.eval()
-        try:
-            with torch.no_grad(), quiet_forward():
-                for micro in self.feed.epoch(0):
-                    there = to_device(micro, self.engine.inner)
-                    with self.engine.autocast():
-                        raw = model(*there.args, **there.kwargs)
-                        reference = self.reference(there)
-                    rows = rows_in(micro.args, micro.kwargs)
-                    value = float(self.objective(raw, there, reference))
-                    share = micro.share * micro.total  # of all processes' examples
-                    loss, weight = loss + value * share, weight + share
-                    self.count += micro.total
-                    finite = bool(torch.isfinite(live_output(raw, rows)).all())
-                    if meter is not None and finite:
-                        beside = None if reference is None else reference.float().cpu()
-                        plain = pytree.tree_map_only(Tensor, lambda t: t.float(), raw)
-                        meter.update(Seen(plain, micro.args, micro.kwargs, micro.labels, beside))
-                    elif not finite:
-                        meter = None
-        finally:
-            for module, flag in flags:
-                module.training = flag
+        with in_mode(model, training=False), torch.no_grad(), quiet_forward():
+            for number, micro in enumerate(self.feed.epoch(0)):
+                there = to_device(micro, self.engine.inner)
+                with self.engine.autocast(), same_draws(number, model):
+                    reference = self.reference(there)
+                    raw = model(*there.args, **there.kwargs)
+                rows = rows_in((micro.args, micro.kwargs))
+                value = float(self.objective(raw, there, reference))
+                share = micro.share * micro.total  # of all processes' examples
+                loss, weight = loss + value * share, weight + share
+                self.count += micro.total
+                finite = bool(torch.isfinite(live_output(raw, rows)).all())
+                if meter is not None and finite:
+                    beside = None if reference is None else reference.float().cpu()
+                    plain = map_tensors(lambda t: t.float(), raw)
+                    meter.update(Seen(plain, micro.args, micro.kwargs, micro.labels, beside))
+                elif not finite:
+                    meter = None
         found = {"loss": self.engine.mean(loss / weight, weight)}
         if meter is not None and self.metric is not None:
             found[self.metric] = self.engine.mean(meter.compute(), weight)
@@ -104,14 +98,14 @@ class Judge:
 
 
 def taught(teacher: nn.Module, there: Micro) -> Tensor:
-    """Return the teacher's output, without a graph.
+    """Return the teacher's output, without a graph; whoever runs next draws the same numbers.
 
     Raises:
         DataError: it has none that counts.
     """
-    with torch.no_grad():
+    with torch.no_grad(), draws_kept(teacher):
         raw = teacher(*there.args, **there.kwargs)
-    return live_output(raw, rows_in(there.args, there.kwargs)).detach()
+    return live_output(raw, rows_in((there.args, there.kwargs))).detach()
 
 
 def to_device(micro: Micro, model: nn.Module) -> Micro:

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bp_convert.data.examples import rows_in
 from bp_convert.errors import DataError
 from bp_convert.evaluation.outputs import live_output
+from bp_convert.graph.tree import rows_in
 from bp_convert.training.feed import Micro
 from bp_convert.values.training import Distill
 
@@ -75,7 +75,7 @@ class Objective:
             reference: the teacher's output (N, ...).
             gap: mean relative squared error of layers' outputs.
         """
-        out = live_output(raw, rows_in(micro.args, micro.kwargs)).float()
+        out = live_output(raw, rows_in((micro.args, micro.kwargs))).float()
         mask = _mask(micro)
         terms: list[Tensor] = []
         if self._labels:
@@ -144,7 +144,7 @@ def objective_for(
     Raises:
         DataError: the labels do not fit the outputs, or there is nothing to learn from.
     """
-    out = live_output(raw, rows_in(micro.args, micro.kwargs))
+    out = live_output(raw, rows_in((micro.args, micro.kwargs)))
     if reference is not None and reference.shape != out.shape:
         raise DataError(
             where="the teacher",

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bp_convert.graph.observe import tensors_in
+from bp_convert.graph.tree import tensors_in
 from bp_convert.layers import TWINS
 
 

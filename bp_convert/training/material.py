@@ -17,7 +17,7 @@ from bp_convert.data.door import same_source
 from bp_convert.data.examples import Examples
 from bp_convert.data.loader import ItemRows, seeded
 from bp_convert.data.opened import open_object, open_source, tensor_rows
-from bp_convert.data.rows import Part, Rows
+from bp_convert.data.rows import Part, Rows, broken_words
 from bp_convert.data.source import Source
 from bp_convert.errors import BpConvertError, DataError, TrainingError
 from bp_convert.training import augment
@@ -99,6 +99,10 @@ def material(
     """
     opened = _open(data, "calibrate", settings, reading)
     notes: list[str] = []
+    broken: frozenset[int] = getattr(opened.rows, "broken", frozenset())
+    if broken:
+        notes.append(broken_words(len(broken)))
+        scored |= broken
     held: Feed | None = None
     chosen: Sequence[int] = ()
     if opened.rows is not None:
@@ -262,7 +266,7 @@ def _check_apart(data: Any, validation: Any, one: _Opened, two: _Opened) -> None
 
 def _feed(opened: _Opened, settings: Training, reading: Reading, *, held: bool) -> Feed:
     if opened.rows is not None:
-        return _rows(opened, range(len(opened.rows)), settings, reading, held=held)
+        return _rows(opened, _sound(opened.rows), settings, reading, held=held)
     assert opened.make is not None
     if not held and opened.length is None and settings.steps is None:
         raise TrainingError(
@@ -280,6 +284,12 @@ def _feed(opened: _Opened, settings: Training, reading: Reading, *, held: bool) 
         place=reading.place,
         length=opened.length,
     )
+
+
+def _sound(rows: Rows) -> Sequence[int]:
+    """Return the rows that can be read."""
+    broken: frozenset[int] = getattr(rows, "broken", frozenset())
+    return [row for row in range(len(rows)) if row not in broken] if broken else range(len(rows))
 
 
 def _rows(

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from bp_convert.costs import peak_of_pass
 from bp_convert.graph.clone import clone_to_meta
-from bp_convert.graph.observe import tensors_in
+from bp_convert.graph.tree import tensors_in
 from bp_convert.training.feed import Micro
 from bp_convert.training.recompute import recompute, starts
 
@@ -80,7 +80,8 @@ def _kept_for_backward(model: nn.Module, micro: Micro, recomputed: bool) -> int 
     """Return the bytes that autograd keeps in a forward pass, parameters left out, and two of the
     largest gradients."""
     try:
-        ghost = clone_to_meta(model).train()
+        ghost = clone_to_meta(model)
+        ghost.train()
         own = {p.untyped_storage()._cdata for p in [*ghost.parameters(), *ghost.buffers()]}
         args, kwargs = pytree.tree_map_only(
             Tensor, lambda t: t.to("meta"), (micro.args, micro.kwargs)

@@ -12,6 +12,7 @@ from torch import nn
 
 from bp_convert.errors import TrainingError
 from bp_convert.graph.clone import clone, shadow
+from bp_convert.graph.running import evaluating
 from bp_convert.surgery import fingerprint
 from bp_convert.training.average import Average
 from bp_convert.training.checkpoints import Checkpoints
@@ -125,7 +126,7 @@ class Run:
         device = self.engine.device
         here = all(p.device == device for p in teacher.parameters())
         copy = shadow(teacher) if here else clone(teacher).to(device)
-        return copy.eval()
+        return evaluating(copy)
 
     def _objective(
         self, model: nn.Module, teacher: nn.Module | None, read: Material

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.errors import TrainingError
-from bp_convert.graph.observe import tensors_in
+from bp_convert.graph.tree import tensors_in
 
 RUNAWAY = 1000.0  # times the largest of the first losses
 FIRST = 10

@@ -11,6 +11,7 @@ from typing import Any
 
 from bp_convert.errors import CheckpointError
 from bp_convert.files.atomic import write_text
+from bp_convert.values.text import as_json
 
 Progress = Callable[[str, int, int], None]
 LOG = "log.jsonl"
@@ -89,7 +90,7 @@ class Watch:
         if self._log is None:
             return
         try:
-            self._log.write(json.dumps(entry) + "\n")
+            self._log.write(as_json(entry, indent=None) + "\n")
         except OSError as problem:
             raise _full(Path(self._log.name), problem) from None
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, Protocol
 
 from pydantic import Field
 
@@ -10,6 +11,8 @@ from bp_convert.values.base import Value
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.settings import Init, Settings
 from bp_convert.values.tensors import TensorSpec
+
+NAMED = 0.01  # share of the parameters from which on a class of modules is worth a mention
 
 Action = Literal["replaced", "widened", "kept"]
 
@@ -29,6 +32,8 @@ class LayerPlan(Value):
         factors: one FactorSpec per weight matrix; empty unless replaced.
         init: where the new weights start from.
         params: parameters before and after.
+        shared: how many of them a layer before this one counts as well, before and after: tied
+            weights, or a layer inside another.
         macs: multiply-adds of one example before and after.
         error: estimated relative error of the layer's output, or without data of its weight;
             None where no target asked for it.
@@ -47,9 +52,81 @@ class LayerPlan(Value):
     factors: dict[str, FactorSpec] = Field(default_factory=dict)
     init: Init = "warm"
     params: tuple[int, int]
+    shared: tuple[int, int] = (0, 0)
     macs: tuple[int, int] = (0, 0)
     error: float | None = None
     sensitivity: float | None = None
+
+
+class OtherWeights(Value):
+    """A module that holds parameters of its own and is no layer of a known kind: it stays.
+
+    Attributes:
+        name: dotted name, the first under which the model holds it; empty for the model itself.
+        aliases: further names of the same module.
+        kind: its class, such as ``GRU``.
+        reason: why no kind speaks for it.
+        params: parameters that nothing before it counts, before and after. They change where it
+            follows a widened layer.
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    kind: str
+    reason: str
+    params: tuple[int, int]
+
+
+class OtherGroup(Value):
+    """Modules of one class that stay for one reason.
+
+    Attributes:
+        kind: their class.
+        reason: why no kind speaks for them.
+        names: dotted names.
+        params: their parameters before.
+        share: of the model's parameters.
+    """
+
+    kind: str
+    reason: str
+    names: tuple[str, ...]
+    params: int
+    share: float
+
+
+def grouped(others: Sequence[OtherWeights], total: int) -> tuple[OtherGroup, ...]:
+    """Put together what is of one class and stays for one reason, the most parameters first.
+
+    Args:
+        total: parameters of the whole model.
+    """
+    found: dict[tuple[str, str], list[OtherWeights]] = {}
+    for one in others:
+        found.setdefault((one.kind, one.reason), []).append(one)
+    groups = [
+        OtherGroup(
+            kind=kind,
+            reason=reason,
+            names=tuple(one.name for one in members),
+            params=(count := sum(one.params[0] for one in members)),
+            share=count / total if total else 0.0,
+        )
+        for (kind, reason), members in found.items()
+    ]
+    return tuple(sorted(groups, key=lambda one: -one.params))
+
+
+def largest(others: Sequence[OtherWeights], total: int, most: int = 3) -> str:
+    """Name the classes that hold most of a model's parameters, with their shares; those of less
+    than a hundredth are left out.
+
+    Args:
+        total: parameters of the whole model.
+    """
+    groups = [one for one in grouped(others, total) if one.share >= NAMED]
+    shares = [f"{len(one.names)} {one.kind} ({100 * one.share:.0f} %)" for one in groups[:most]]
+    return ", ".join(shares).replace(" %)", " % of the parameters)", 1)
 
 
 class Resize(Value):
@@ -86,6 +163,22 @@ class Totals(Value):
         return self.after / self.before if self.before else 1.0
 
 
+class Acted(Protocol):
+    """A layer and what became of it."""
+
+    @property
+    def action(self) -> Action: ...
+
+
+def in_short(model: str, layers: Sequence[Acted], params: Totals) -> str:
+    """Say in a line what becomes of a model."""
+    done = sum(one.action == "replaced" for one in layers)
+    return (
+        f"{model.rpartition('.')[2]}: {done} of {len(layers)} layers replaced, "
+        f"{params.before:,} to {params.after:,} parameters"
+    )
+
+
 class Plan(Value):
     """Everything that surgery needs, and everything that the tool declines to do, with reasons.
 
@@ -97,6 +190,8 @@ class Plan(Value):
         inputs: the example inputs on which widths were found.
         assumed: how the inputs came about, where they were not given.
         layers: every layer that could be converted, in the model's order.
+        others: every other module that holds parameters. With the layers they are all of the
+            model's: ``params`` of both, less what layers share, add up to the model's.
         resizes: followers' tensors that change shape.
         attrs: followers' attributes that change.
         params: unique parameters of the whole model.
@@ -114,6 +209,7 @@ class Plan(Value):
     inputs: tuple[TensorSpec, ...]
     assumed: str = ""
     layers: tuple[LayerPlan, ...]
+    others: tuple[OtherWeights, ...] = ()
     resizes: tuple[Resize, ...] = ()
     attrs: tuple[AttrChange, ...] = ()
     params: Totals
@@ -129,6 +225,11 @@ class Plan(Value):
             if name == one.name or name in one.aliases:
                 return one
         return None
+
+    def __repr__(self) -> str:
+        return f"<Plan of {in_short(self.model, self.layers, self.params)}>"
+
+    __str__ = __repr__
 
     @property
     def converted(self) -> tuple[LayerPlan, ...]:

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from bp_convert.values.base import Value
 from bp_convert.values.factors import FactorSpec
-from bp_convert.values.plan import Action, Plan, Totals
+from bp_convert.values.plan import Action, OtherWeights, Plan, Totals, in_short
 from bp_convert.values.score import Score
 from bp_convert.values.training import Trained
 
@@ -24,6 +24,7 @@ class LayerReport(Value):
         rank: Kronecker terms; None unless replaced.
         params_before: parameters before.
         params_after: parameters after.
+        params_shared: how many of those before another row counts as well: tied weights.
         macs_before: multiply-adds of one example before (1 MAC = 2 FLOPs).
         macs_after: multiply-adds of one example after.
         fit_error: relative Frobenius error of the factors against the trained weight, or, where
@@ -39,6 +40,7 @@ class LayerReport(Value):
     rank: int | None
     params_before: int
     params_after: int
+    params_shared: int = 0
     macs_before: int
     macs_after: int
     fit_error: float | None
@@ -58,10 +60,15 @@ class Verification(Value):
     Attributes:
         ran_eval: forward ran in eval mode, with the source's output structure and shapes.
         ran_train: forward and backward ran in train mode.
-        gradients: every new parameter received a gradient.
+        gradients: new parameters received a gradient wherever the plain layers' do.
         source_untouched: the source model is bit-identical.
-        output_error: relative difference of the outputs.
+        output_error: relative error of the floating-point output that changed most, about its
+            mean over the examples; None where none could be compared.
+        output: that output.
+        flips: share of integer outputs that changed; None where there are none.
+        examples: real ones that the outputs were compared on; 0 for drawn numbers.
         on: what the outputs were compared on.
+        ways: in which the conversion was compared with the same weights in plain layers.
         notes: what could not be checked, and why.
     """
 
@@ -70,6 +77,10 @@ class Verification(Value):
     gradients: bool
     source_untouched: bool
     output_error: float | None
+    output: str = ""
+    flips: float | None = None
+    examples: int = 0
+    ways: tuple[str, ...] = ()
     on: str = "random input"
     notes: tuple[str, ...] = ()
 
@@ -98,6 +109,7 @@ class Report(Value):
     """The result of a conversion or of a dry run.
 
     Attributes:
+        others: every module that holds parameters and is no layer of a known kind.
         targets: the limits that were to be kept.
         estimated_error: what the plan expects of the output's relative error.
         calibration: the data that factors were fitted to; empty for the weights alone.
@@ -107,6 +119,7 @@ class Report(Value):
 
     totals: ReportTotals
     layers: tuple[LayerReport, ...]
+    others: tuple[OtherWeights, ...] = ()
     verdict: str
     model: str
     source: str = ""
@@ -123,6 +136,12 @@ class Report(Value):
     seconds: float | None = None
     versions: dict[str, str] = Field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        said = in_short(self.model, self.layers, self.totals.params)
+        return f"<Report of {said}>\n{self.verdict}".rstrip()
+
+    __str__ = __repr__
+
 
 def rows(plan: Plan, errors: dict[str, float | None]) -> tuple[LayerReport, ...]:
     """Turn a plan's layers into report rows, with the fit errors by layer name."""
@@ -137,6 +156,7 @@ def rows(plan: Plan, errors: dict[str, float | None]) -> tuple[LayerReport, ...]
             rank=max((spec.rank for spec in one.factors.values()), default=None),
             params_before=one.params[0],
             params_after=one.params[1],
+            params_shared=one.shared[0],
             macs_before=one.macs[0],
             macs_after=one.macs[1],
             fit_error=errors.get(one.name),

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from pydantic import ConfigDict
+from math import isfinite
+from typing import Annotated
+
+from pydantic import PlainSerializer
 
 from bp_convert.values.base import Value
+
+
+def _in_json(number: float) -> float | str:
+    return number if isfinite(number) else str(number)
+
+
+# JSON has no infinity; as the text "inf" it comes back as the same number.
+Number = Annotated[float, PlainSerializer(_in_json, return_type=float | str, when_used="json")]
 
 
 class Score(Value):
@@ -18,11 +29,8 @@ class Score(Value):
         examples: examples that both were scored on.
     """
 
-    # JSON has no infinity; as text it comes back as the same number.
-    model_config = ConfigDict(ser_json_inf_nan="strings")
-
     metric: str
-    before: float
-    after: float
+    before: Number
+    after: Number
     higher_is_better: bool
     examples: int

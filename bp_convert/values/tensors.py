@@ -13,7 +13,8 @@ from bp_convert.values.base import Value
 DType = Literal["float64", "float32", "float16", "bfloat16", "int64", "int32", "bool", "uint8"]
 _DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "bool", "uint8")
 _TEXT = re.compile(
-    r"^(?:(?P<name>[A-Za-z_]\w*)=)?(?:(?P<dtype>[a-z]+\d*):)?(?P<shape>\d+(?:x\d+)*)(?:<(?P<high>\d+))?$"
+    r"^(?:(?P<name>[A-Za-z_]\w*)=)?(?:(?P<dtype>[a-z]+\d*):)?(?P<shape>\d+(?:x\d+)*)"
+    r"(?:>=(?P<low>\d+))?(?:<(?P<high>\d+))?$"
 )
 
 
@@ -24,17 +25,19 @@ class TensorSpec(Value):
         name: keyword of the model's forward, or None for a positional argument.
         dtype: name of the torch dtype.
         shape: shape of one example; the batch axis is put in front when it is built.
-        high: integers are drawn from [0, high); None lets the first Embedding decide.
+        low: integers are drawn from [low, high).
+        high: None lets the table that they reach decide.
     """
 
     name: str | None = None
     dtype: DType = "float32"
     shape: tuple[Annotated[int, Field(ge=1)], ...]
+    low: Annotated[int, Field(ge=0)] = 0
     high: Annotated[int, Field(ge=1)] | None = None
 
     @classmethod
     def parse(cls, text: str) -> TensorSpec:
-        """Read ``3x224x224``, ``int64:1x16``, ``tokens=int64:1x16`` or ``tokens=int64:1x16<99``.
+        """Read ``3x224x224``, ``int64:1x16``, ``tokens=int64:1x16<99`` or ``n=int64:1>=1<9``.
 
         Without a name or a dtype the text is the shape of one float32 example, and an axis of 1
         in front of three others is taken for the batch. With a name or a dtype the first axis is
@@ -48,7 +51,8 @@ class TensorSpec(Value):
             raise PlanError(
                 where=f"--input {text}",
                 found=repr(text),
-                allowed="[NAME=][DTYPE:]SHAPE[<HIGH], such as 3x224x224 or tokens=int64:1x16",
+                allowed="[NAME=][DTYPE:]SHAPE[>=LOW][<HIGH], such as 3x224x224 or "
+                "tokens=int64:1x16",
                 fix=f"write the shape as numbers joined by x; dtypes: {', '.join(_DTYPES)}",
             )
         shape = tuple(int(n) for n in found["shape"].split("x"))
@@ -62,12 +66,20 @@ class TensorSpec(Value):
         explicit = found["name"] is not None or found["dtype"] is not None
         if explicit or (len(shape) == 4 and shape[0] == 1):
             shape = shape[1:]
-        high = None if found["high"] is None else int(found["high"])
+        low, high = int(found["low"] or 0), None if found["high"] is None else int(found["high"])
+        if high is not None and low >= high:
+            raise PlanError(
+                where=f"--input {text}",
+                found=f"no integer from {low} on and below {high}",
+                allowed="a lower bound below the upper one",
+                fix="mend the bounds",
+            )
         return cls.model_validate(
             {
                 "name": found["name"],
                 "dtype": found["dtype"] or "float32",
                 "shape": shape,
+                "low": low,
                 "high": high,
             }
         )
@@ -77,5 +89,6 @@ class TensorSpec(Value):
         if self.name is None and self.dtype == "float32" and self.shape:
             return shape
         head = "" if self.name is None else f"{self.name}="
-        tail = "" if self.high is None else f"<{self.high}"
+        tail = f">={self.low}" if self.low else ""
+        tail += "" if self.high is None else f"<{self.high}"
         return f"{head}{self.dtype}:1{'x' if shape else ''}{shape}{tail}"

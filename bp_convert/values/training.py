@@ -179,4 +179,4 @@ class Trained(Value):
     stopped: str = ""
     notes: tuple[str, ...] = ()
     resumed_from: int | None = None
-    curve: tuple[tuple[int, float], ...] = ()
+    curve: tuple[tuple[int, float], ...] = Field(default=(), repr=False)

@@ -141,3 +141,53 @@ def test_a_job_s_own_recipe_gives_the_same_model(
         model = bp_convert.load(home / "model.pt", trust=["models.py"])
         outputs.append(model(torch.ones(2, 16)))
     assert torch.equal(*outputs)
+
+
+REPORTED = """
+arch: models.py:small
+trust: models.py
+settings: {convert_anyway: true}
+rank: 1
+train: {data: train.npz, steps: 4, batch: 8}
+report: [json, md, html]
+jobs:
+  - {name: trained, finetune: {data: train.npz, steps: 3, batch: 8}, evaluate: test.npz}
+  - {name: unscored, finetune: {data: train.npz, steps: 3, batch: 8}}
+  - {name: untrained, evaluate: test.npz}
+  - {name: neither}
+"""
+
+
+def test_a_job_s_report_tells_its_training_and_its_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path, REPORTED)
+    data(tmp_path)
+    results = Results(tmp_path / "out")
+    ids = Identities()
+    found, pages = {}, {}
+    for one in read_recipe(path).jobs:
+        outcome, _ = run_job(
+            one.job, ids.of(one.job), ids.of_full(one.job), results, lambda *_: None
+        )
+        assert outcome.state == "done", outcome.problem
+        home = results.home(one.job.name)
+        found[one.job.name] = json.loads((home / "report.json").read_text())
+        pages[one.job.name] = [(home / f"report.{form}").read_text() for form in ("md", "html")]
+    for name, report in found.items():
+        trained = name in ("trained", "unscored")
+        scored = name in ("trained", "untrained")
+        assert (report["training"] is not None) == trained
+        assert bool(report["scores"]) == scored
+        assert ("Trained for 3 steps" in report["verdict"]) == trained
+        assert ("Accuracy" in report["verdict"]) == scored
+        assert all(("Training" in page) == trained for page in pages[name])
+        assert all(report["verdict"].split(";")[0] in page for page in pages[name])
+    assert "train it before use" not in found["trained"]["verdict"]
+    assert "train it before use" not in found["unscored"]["verdict"]
+    (note,) = [one for one in found["trained"]["notes"] if "before training" in one]
+    assert note.startswith("accuracy after the conversion")
+    outcome = json.loads((results.home("trained") / "result.json").read_text())
+    assert found["trained"]["scores"] == [outcome["score"]]
+    assert found["trained"]["training"]["steps"] == outcome["trained"]["steps"] == 3

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bp_convert.calibration import moments
 from bp_convert.calibration.moments import Moment
+from bp_convert.errors import DataError
 from bp_convert.kron.columns import Columns
 from bp_convert.kron.fit import fit_in_metric
 from bp_convert.kron.metric import RIDGE, Diagonal, Full, Product
@@ -237,3 +238,78 @@ def test_half_precision_rows_are_added_in_float32() -> None:
     metric = _gathered(Moment(5), rows).metric()
     assert isinstance(metric, Full)
     assert_near(metric.matrix, _ridged(_moment(rows, centred=True), rows), F32)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("side", [0, 1])
+def test_rows_that_are_not_finite_are_refused_by_the_layer_s_name(bad: float, side: int) -> None:
+    rows = [torch.randn(9, 4), torch.randn(9, 4)]
+    rows[side][3, 1] = rows[side][3, 2] = rows[side][7, 0] = bad
+    moment = Moment(4, cross=True, name="blocks.3.fc")
+    with pytest.raises(DataError, match=r"blocks\.3\.fc(.|\n)*2 of 9 rows"):
+        moment.add(rows[0], rows[1])
+    assert moment.count == 0
+
+
+@pytest.mark.parametrize("form", ["full", "product", "diagonal"])
+def test_inputs_that_never_vary_leave_the_choice_to_the_weights(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their variance is rounding, which tells nothing of what comes later."""
+    if form != "full":
+        monkeypatch.setattr(moments, "WIDE", 4)
+    row = 100 * torch.randn(1, 12)
+    moment = Moment(12, (2, 2) if form == "product" else (), cross=True)
+    for count in (1, 30, 7):
+        moment.add(row.expand(count, 12), row.expand(count, 12))
+    weight = torch.randn(6, 12)
+    scaled = moment.metric().apply(weight)
+    assert_near(scaled / scaled.norm(), weight / weight.norm(), F32)
+    varied = Moment(12, (2, 2) if form == "product" else ())
+    varied.add(row + 1e-3 * torch.randn(30, 12) * torch.arange(12))  # the negative twin
+    scaled = varied.metric().apply(weight)
+    with pytest.raises(AssertionError):
+        assert_near(scaled / scaled.norm(), weight / weight.norm(), F32)
+
+
+@pytest.mark.parametrize("first", [1e-30, 0.0, 1e20])
+def test_the_scale_follows_the_largest_numbers(first: float) -> None:
+    """A batch of faint numbers, such as an expert's, before others; and the other way round."""
+    rows = torch.randn(40, 5)
+    moment = Moment(5, centred=False, cross=True)
+    moment.add(first * rows[:20], first * rows[:20])
+    moment.add(rows[20:], rows[20:])
+    exact = torch.cat([first * rows[:20], rows[20:]]).double()
+    want = exact.t() @ exact / 40
+    metric, across = moment.metric(), moment.across()
+    assert isinstance(metric, Full)
+    assert across is not None
+    found = (metric.matrix.double() - metric.added * torch.eye(5)) * metric.level
+    assert_near(found, want, F32)
+    assert_near(across * metric.level, want, F32)
+    assert_near(moment.mean, exact.mean(0), F32)
+
+
+def test_rows_that_are_not_as_many_are_no_pairs() -> None:
+    """What each model's rows are alone is still told."""
+    rows, other = _rows(50, 5), _rows(60, 5)
+    moment = Moment(5, cross=True)
+    moment.add(rows[:20], other[:20])
+    assert moment.across() is not None
+    moment.add(rows[20:], other[20:])
+    assert moment.across() is None
+    assert_near(moment.mean, rows.double().mean(0), F32)
+    assert_near(moment.other_mean, other.double().mean(0), F32)
+    metric = moment.metric()
+    assert isinstance(metric, Full)
+    assert_near(metric.matrix, _ridged(_moment(rows, centred=True), rows), F32)
+    weight, fitted = torch.randn(3, 5), torch.randn(3, 5)
+    assert moment.error(weight, fitted) == (metric.energy(weight - fitted), metric.energy(weight))
+    for mine, theirs in ((0, 7), (7, 0)):
+        moment = Moment(5, cross=True)
+        moment.add(rows[:9], other[:9])
+        moment.add(rows[:mine], other[:theirs])
+        assert moment.across() is None
+    moment = Moment(5, cross=True)
+    moment.add(rows, other[:0])
+    assert torch.equal(moment.other_mean, moment.mean)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 import bp_convert
 from bp_convert.kinds import Ask, Spread
 from tests.contract.cases import CASES, Case, kind, output
+from tests.search.models import Words, cnn, examples, images, mlp, vectors
 from tests.tolerances import assert_near
 
 pytestmark = pytest.mark.gpu
@@ -93,3 +95,44 @@ def test_latency_and_peak_memory_are_measured() -> None:
     assert one.dense_peak_bytes is not None
     assert one.converted_peak_bytes is not None
     assert one.converted_peak_bytes < one.dense_peak_bytes
+
+
+TARGETS = pytest.mark.parametrize("targets", [("params=0.4",), ("error=0.2",)], ids=str)
+
+
+@TARGETS
+@pytest.mark.parametrize("by_data", [False, True], ids=["weights", "data"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "words"])
+def test_a_target_is_met_on_the_device(name: str, by_data: bool, targets: tuple[str, ...]) -> None:
+    """Planned and fitted on the CPU, tried and run where the model is: the same choice as there."""
+    make, data, inputs = {
+        "mlp": (lambda: mlp(48, 60, 72, 10), vectors(200, 48), "48"),
+        "cnn": (cnn, images(64), "3x12x12"),
+        "words": (Words, torch.randint(1, 90, (40, 9)), "int64:1x9<90"),
+    }[name]
+    torch.manual_seed(0)
+    model = make().eval()  # type: ignore[operator]
+    asked: dict[str, Any] = {"target": targets, "inputs": [inputs], "convert_anyway": True}
+    if by_data:
+        asked["calibrate"] = examples(data)
+    here, expected = bp_convert.convert(model, **asked)
+    there, report = bp_convert.convert(model.cuda(), **asked)
+    assert all(t.is_cuda for t in (*there.parameters(), *there.buffers()))
+    assert report.targets == expected.targets
+    chosen = {one.name: one.pairs for one in expected.layers}
+    assert {one.name: one.pairs for one in report.layers} == chosen
+    assert any(chosen.values())
+    x = data[:8]
+    with torch.no_grad():
+        assert_near(there.cpu()(x), here.cpu()(x), torch.bfloat16)
+        first = bp_convert.convert(model, **asked)[0](x.cuda())  # and again, as it is deterministic
+    assert first.is_cuda
+
+
+def test_calibration_data_may_be_on_the_device() -> None:
+    model = nn.Sequential(nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 16)).cuda().eval()
+    small, report = bp_convert.convert(
+        model, rank=0.5, calibrate=torch.randn(128, 32, device="cuda"), convert_anyway=True
+    )
+    assert all(parameter.is_cuda for parameter in small.parameters())
+    assert report.calibration

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import io
+import json
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from rich.console import Console
 
-from bp_convert.render.documents import html, markdown
+from bp_convert.render import words
+from bp_convert.render.documents import document, html, markdown
 from bp_convert.render.fold import common, fold, middle
+from bp_convert.render.machine import schema, summary
 from bp_convert.render.numbers import change, percent, short, size
 from bp_convert.render.summary import verdict
 from bp_convert.render.terminal import show
 from bp_convert.render.words import kept, notes
 from bp_convert.values.factors import FactorSpec
-from bp_convert.values.plan import Totals
+from bp_convert.values.plan import OtherWeights, Totals
 from bp_convert.values.report import Latency, LayerReport, Report, ReportTotals, Verification
+from bp_convert.values.score import Score
+from bp_convert.values.text import as_json
 
 SPEC = FactorSpec(out=(16, 32), inp=(16, 32), rank=2)
 
@@ -61,10 +68,11 @@ def _report(*layers: LayerReport, **change: Any) -> Report:
     return Report(**{**fields, **change})
 
 
-def _checked(error: float) -> Verification:
+def _checked(error: float, examples: int = 64) -> Verification:
     return Verification(
-        ran_eval=True, ran_train=True, gradients=True, source_untouched=True, output_error=error
-    )
+        ran_eval=True, ran_train=True, gradients=True, source_untouched=True, output_error=error,
+        examples=examples, on="calibration data" if examples else "random input",
+    )  # fmt: skip
 
 
 def _text(report: Report, width: int = 80, **how: Any) -> str:
@@ -164,6 +172,49 @@ def test_reasons_and_notes_are_counted() -> None:
     assert notes(report) == ["1 layer from noise, as asked"]
 
 
+def _norms(count: int) -> tuple[OtherWeights, ...]:
+    norm = {"kind": "LayerNorm", "reason": "no kind", "params": (1536, 1536)}
+    return (
+        *(OtherWeights(name=f"blocks.{i}.norm", **norm) for i in range(count)),
+        OtherWeights(name="", kind="<Net>", reason="bare parameter", params=(1, 1)),
+    )
+
+
+def test_weights_without_a_kind_stand_in_every_report() -> None:
+    report = _report(_layer("a"), others=_norms(50))
+    line = "50 LayerNorm: 76,800 parameters, 29 %: no kind"
+    assert line in _text(report)
+    assert line in markdown(report)
+    assert line in html(report)
+    assert "1 <Net>: 1 parameter, less than 0.1 %: bare parameter" in _text(report)
+    assert "blocks.17.norm" not in _text(report)
+    one = "blocks.17.norm: LayerNorm: 1,536 parameters, 0.6 %: no kind"
+    assert one in _text(report, every=True)
+    assert one in html(report)
+    assert "the model itself: &lt;Net&gt;: 1 parameter" in html(report)
+    made = json.loads(document(report, Path("r.json")))
+    assert len(made["others"]) == 51
+    assert made["others"][0]["name"] == "blocks.0.norm"
+    assert "without a kind" not in _text(_report(_layer("a"))).lower()
+
+
+def test_many_classes_without_a_kind_are_summed_up() -> None:
+    others = tuple(
+        OtherWeights(name=f"m{i}", kind=f"Class{i}", reason="no kind", params=(100 - i, 100 - i))
+        for i in range(15)
+    )
+    lines = words.others(_report(_layer("a"), others=others))
+    assert len(lines) == 13
+    assert lines[0].startswith("1 Class0: 100 parameters")
+    assert lines[-1] == "3 further classes: 261 parameters, less than 0.1 %"
+
+
+def test_nothing_converted_says_what_holds_the_weights() -> None:
+    gru = OtherWeights(name="g", kind="GRU", reason="no kind", params=(262_656, 262_656))
+    report = _report(_kept("a", "excluded"), others=(gru,))
+    assert "these stay as they are: 1 GRU (100 % of the parameters)." in verdict(report)
+
+
 def test_a_long_reason_hangs_under_itself() -> None:
     reason = "its width is fixed by line 17 of the model's forward, which reshapes to 3 x 4 x 5 x 6"
     lines = _text(_report(_layer("a"), _kept("b", reason))).splitlines()
@@ -194,6 +245,69 @@ def test_the_verdict_for_each_case() -> None:
     assert nothing.startswith("Nothing was converted; 1 of 1 layers")
     assert "--convert-anyway" in nothing
     assert "no layer of a known kind" in said()
+
+
+@pytest.mark.parametrize(
+    ("examples", "words"),
+    [
+        (0, "on random input: that is no measure of its quality"),
+        (1, "on 1 example of calibration data: too few for a verdict"),
+        (15, "on 15 examples of calibration data: too few for a verdict"),
+        (16, "on 16 examples of calibration data: usable as it is."),
+    ],
+)
+def test_no_verdict_from_a_handful(examples: int, words: str) -> None:
+    for gap in (2e-4, 0.003, 0.009):
+        said = verdict(_report(_layer("a", fit_error=0.01), verification=_checked(gap, examples)))
+        assert words in said
+        assert ("usable" in said) == (examples == 16)
+        assert ("--evaluate" in said) == (examples < 16)
+    middling = verdict(_report(_layer("a"), verification=_checked(0.05, examples)))
+    assert ("check its accuracy" in middling) == (examples == 16)
+    bad = verdict(_report(_layer("a"), verification=_checked(0.5, examples)))
+    assert bad.endswith("train it before use.")
+
+
+@pytest.mark.parametrize("examples", [3, 15, 16, 2000])
+def test_no_verdict_from_a_handful_of_scores(examples: int) -> None:
+    score = Score(
+        metric="accuracy", before=1.0, after=1.0, higher_is_better=True, examples=examples
+    )
+    said = verdict(_report(_layer("a"), scores=(score,)))
+    assert ("usable as it is" in said) == (examples >= 16)
+    assert ("too few for a verdict" in said) == (examples < 16)
+
+
+@pytest.mark.parametrize("gap", [float("nan"), float("inf")])
+def test_outputs_that_are_not_finite_are_said_so(gap: float) -> None:
+    report = _report(_layer("a"), verification=_checked(gap))
+    assert "outputs are not finite on 64 examples" in verdict(report)
+    assert "usable" not in verdict(report)
+    assert "nan %" not in verdict(report) + _text(report)
+    assert "inf %" not in verdict(report) + _text(report)
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), float("-inf")])
+def test_json_holds_finite_numbers_only(odd: float) -> None:
+    def strict(text: str) -> Any:
+        def refuse(constant: str) -> None:
+            pytest.fail(constant)
+
+        return json.loads(text, parse_constant=refuse)
+
+    score = Score(metric="error", before=odd, after=odd, higher_is_better=False, examples=20)
+    report = _report(_layer("a", fit_error=odd), verification=_checked(odd), scores=(score,),
+                     estimated_error=odd, seconds=odd)  # fmt: skip
+    made = strict(document(report, Path("r.json")))
+    assert made["layers"][0]["fit_error"] is None
+    assert made["verification"]["output_error"] is None
+    strict(report.model_dump_json())
+    strict(as_json(summary(report)))
+    jsonschema.validate(strict(as_json(summary(report))), schema())
+    assert "nan %" not in verdict(_report(_layer("a", fit_error=odd)))
+    assert strict(as_json({"a": [odd, (odd, 1.5)], "b": {"c": odd}}, None)) == {
+        "a": [None, [None, 1.5]], "b": {"c": None},
+    }  # fmt: skip
 
 
 def _latency(dense: float, converted: float) -> Latency:

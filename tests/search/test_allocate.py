@@ -95,25 +95,24 @@ def test_several_limits_are_all_kept(seed: int) -> None:
         for name in names
     }
     best = _best(units, limits)
-    try:
-        choice = allocate(units, limits)
-    except OutOfReachError as problem:
-        least = sum(float(quantity(unit, problem.quantity).min()) for unit in units)
-        if problem.least < least * (1 - 1e-9):
-            pytest.fail("less than the least there is")
+    if best is None:
+        with pytest.raises(OutOfReachError) as caught:
+            allocate(units, limits)
+        least = sum(float(quantity(unit, caught.value.quantity).min()) for unit in units)
+        assert caught.value.least >= least * (1 - 1e-9)
         return
-    assert best is not None
+    choice = allocate(units, limits)
     for name, bound in limits.items():
-        assert _total(units, choice, name) <= bound * (1 + 1e-9)
+        assert _total(units, choice, name) <= bound * (1 + 1e-11)
     assert _total(units, choice, "error") >= best * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(
     "names", [("params", "macs", "time"), ("error", "macs"), ("error", "time")]
 )
-def test_what_can_be_kept_is_seldom_given_up(names: tuple[str, ...]) -> None:
+def test_what_can_be_kept_is_never_given_up(names: tuple[str, ...]) -> None:
     """Limits that pull against each other, on few options: the hard case."""
-    kept = lost = 0
+    kept = 0
     for seed in range(80):
         generator = np.random.default_rng(seed)
         units = [drawn(generator, 10, ("macs", "time")) for _ in range(3)]
@@ -124,17 +123,14 @@ def test_what_can_be_kept_is_seldom_given_up(names: tuple[str, ...]) -> None:
         }
         best = _best(units, limits)
         if best is None:
+            with pytest.raises(OutOfReachError):
+                allocate(units, limits)
             continue
-        try:
-            choice = allocate(units, limits)
-        except OutOfReachError:
-            lost += 1
-            continue
+        choice = allocate(units, limits)
         kept += 1
-        assert all(_total(units, choice, n) <= b * (1 + 1e-9) for n, b in limits.items())
+        assert all(_total(units, choice, n) <= b * (1 + 1e-11) for n, b in limits.items())
         assert _total(units, choice, "params" if "error" in names else "error") >= best * 0.999999
     assert kept > 30
-    assert lost <= 0.05 * (kept + lost)
 
 
 def test_without_a_limit_nothing_is_lost() -> None:
@@ -173,3 +169,8 @@ def test_the_more_sensitive_unit_gets_more() -> None:
 def test_nothing_to_choose() -> None:
     """No unit at all is a budget of nothing."""
     assert allocate([made_up([0], params=[5])], {"params": 5}) == [0]
+    assert allocate([], {"params": 0.0, "macs": 3.0}) == []
+    for limits in ({"params": -1.0}, {"params": 2.0, "macs": -1.0}):
+        with pytest.raises(OutOfReachError) as caught:
+            allocate([], limits)
+        assert (caught.value.quantity, caught.value.least) == (list(limits)[-1], 0)

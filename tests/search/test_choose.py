@@ -11,6 +11,7 @@ from torch import nn
 from bp_convert.errors import PlanError
 from bp_convert.graph.walk import walk
 from bp_convert.kinds import Spread
+from bp_convert.search.budget import budget_for
 from bp_convert.search.choose import SLOWER, Budget, choose
 from bp_convert.search.curves import Curve, curves_of
 from bp_convert.search.options import COSTS, Unit, Wanted, make_unit
@@ -132,6 +133,16 @@ def test_what_is_out_of_reach_names_target_and_range() -> None:
         choose(units, _targets("error=1e-6", "params=0.1"), budget)
 
 
+def test_of_parameters_and_a_size_the_tighter_is_named() -> None:
+    """Both limit the same numbers; a file's head, which stays, takes a share of its size."""
+    units = _units(mlp(24, 36))
+    budget = _budget(units)
+    budget = Budget(budget.before, {**budget.fixed, "size": 0.9 * budget.before["size"]})
+    for targets in (("params=0.6", "size=0.8"), ("size=0.8", "params=0.6")):
+        with pytest.raises(PlanError, match=r"target size=0\.8"):
+            choose(units, _targets(*targets), budget)
+
+
 def test_the_guard_gives_way_to_a_target_and_says_so() -> None:
     units = _units(mlp(60, 72, 48))
     for unit in units:  # every option is slower than the layer
@@ -162,11 +173,16 @@ def test_what_is_left_of_a_target_is_said() -> None:
 
 def test_a_layer_no_role_of_which_gains_stays() -> None:
     torch.manual_seed(0)
-    units = _units(nn.Sequential(nn.LSTM(12, 10)))
+    model = nn.Sequential(nn.LSTM(12, 10))
+    units = _units(model)
     assert len(units) == 2
-    budget = _budget(units)
-    found = choose(units, _targets(f"params={int(budget.before['params'])}"), budget)
-    assert found.factors == {}
+    budget = budget_for(model, [units[0].wanted], {}, None)
+    whole = int(budget.before["params"])
+    assert choose(units, _targets(f"params={whole}"), budget).factors == {}
+    # Within less it may not stay, though: only its twin has one bias a gate.
+    merged = choose(units, _targets(f"params={whole - 1}"), budget)
+    assert merged.error == 0
+    assert units[0].wanted.site.kind.params(model[0], (12, 10), merged.factors["0"]) < whole
     half = choose(units, _targets("params=0.5"), budget, guarded=False)
     assert half.factors["0"].keys() == {"ih_l0", "hh_l0"}
 
@@ -184,3 +200,16 @@ def test_a_curve_is_not_followed_beyond_what_it_saves() -> None:
         assert spec.params == cost < 120
     none = Curve(spec_curve[0].spec, np.array([1.0], np.float32))
     assert len(make_unit(wanted, "weight", (10, 12), 1, [none], 1.0, alone=True).errors) == 1
+
+
+def test_a_limit_that_the_others_leave_no_room_for_is_said_so() -> None:
+    units = _units(mlp(24, 36))
+    budget = _budget(units)
+    for unit in units:  # what has fewer parameters takes more multiply-adds
+        unit.costs[:, COSTS.index("macs")] = 2e6 / unit.costs[:, 0]
+    with pytest.raises(PlanError, match="out of reach beside the other targets") as caught:
+        choose(units, _targets("params=0.3", "macs=0.001"), budget)
+    assert "loosen one of the targets" in caught.value.fix
+    with pytest.raises(PlanError) as caught:
+        choose(units, _targets("params=1e-9"), budget)
+    assert "beside" not in caught.value.found

@@ -233,3 +233,15 @@ def test_what_a_number_of_parameters_buys() -> None:
     assert curve.spec.params == 10
     assert curve.at(9.9) == float("inf")
     assert [curve.at(n) for n in (10, 19.9, 20, 1e9)] == [0.5, 0.5, pytest.approx(0.1), 0]
+
+
+@pytest.mark.parametrize("size", [1e-20, 1e15])
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_size_of_the_weights_does_not_matter(size: float, wide: bool) -> None:
+    """Beyond a side of 256 the spectrum is taken in float32, whose squares end at 1e38."""
+    rows, columns = (320, 320) if wide else (24, 36)
+    matrix, choices = _falling(rows, columns), _matrix(rows, columns)
+    metric = None if wide else [Full(spread_moment(columns).float())]
+    plain = {c.spec: c.errors for c in curves_of([matrix], choices, metric, low_rank_only=wide)}
+    for curve in curves_of([matrix * size], choices, metric, low_rank_only=wide):
+        np.testing.assert_allclose(curve.errors, plain[curve.spec], rtol=1e-2, atol=1e-5)

@@ -86,3 +86,37 @@ def test_the_weights_come_back_after_an_error() -> None:
     with pytest.raises(Exception, match="ZeroDivisionError"):
         trials.of(sites[0], "weight", [moment.metric()], [moment.mean])
     assert all(torch.equal(before[n], t) for n, t in model.state_dict().items())
+
+
+class Cut(nn.Module):
+    """Puts out a scalar, and as many rows as its values say."""
+
+    def __init__(self, *, scalar: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(24, 16)
+        self.scalar = scalar
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        y = self.layer(x)
+        kept = y[y[:, 0] > y.mean(1)]
+        return [y.square().mean(), kept] if self.scalar else [kept]
+
+
+@pytest.mark.parametrize("scalar", [True, False])
+def test_outputs_of_values_own_lengths(scalar: bool) -> None:
+    (found,) = _sensitivities(Cut(scalar=scalar), vectors(64, 24)).values()
+    assert FEWEST <= found <= MOST
+
+
+@pytest.mark.parametrize("size", [1e-20, 1e15])
+def test_the_size_of_the_numbers_does_not_matter(size: float) -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(24, 16), nn.Linear(16, 8))
+    x = vectors(64, 24)
+    plain = _sensitivities(model, x)
+    with torch.no_grad():
+        model[0].weight.mul_(size)
+        for layer in model:
+            layer.bias.mul_(size)
+    for key, found in _sensitivities(model, x).items():
+        assert found == pytest.approx(plain[key], rel=1e-2)

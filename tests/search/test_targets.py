@@ -16,6 +16,7 @@ from bp_convert import storage
 from bp_convert.data import Examples
 from bp_convert.errors import PlanError
 from bp_convert.kinds import Spread, kind_of
+from bp_convert.kinds.lstm import LSTMKind
 from bp_convert.kron.contract import bilinear_macs
 from bp_convert.models import build
 from bp_convert.planner import make_plan
@@ -456,6 +457,21 @@ def test_multiply_adds_that_come_out_higher_are_made_up_for(
     plan = _plan(_Sequence(320), "macs=0.3", inputs=(spec(12, 320),))
     assert plan.macs
     assert 0.28 * plan.macs.before <= plan.macs.after <= 0.3 * plan.macs.before
+
+
+def test_a_limit_that_only_whole_layers_keep_is_no_refusal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where an LSTM's roles cost more together than each was counted for, it stays whole."""
+    monkeypatch.setattr(options.Wanted, "builds", False)
+    monkeypatch.setattr(LSTMKind, "macs", lambda *_: 10**9)
+    torch.manual_seed(0)
+    plan = _plan(_Sequence(320), "macs=0.95", inputs=(spec(12, 320),))
+    assert plan.macs
+    assert 0.9 * plan.macs.before <= plan.macs.after <= 0.95 * plan.macs.before
+    assert [layer.action for layer in plan.layers] == ["kept", "replaced"]
+    with pytest.raises(PlanError, match="out of reach"):
+        _plan(_Sequence(320), "macs=0.7", inputs=(spec(12, 320),))
 
 
 class _Deep(nn.Module):

@@ -1,0 +1,1 @@
+"""Architectures with random weights, from torchvision, timm, transformers and our own hand."""

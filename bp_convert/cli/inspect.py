@@ -1,0 +1,77 @@
+"""The command that looks into a model file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from bp_convert.cli import options as o
+from bp_convert.cli.given import given_in
+from bp_convert.cli.session import errors_shown, print_report, progress_shown, show
+from bp_convert.errors import CheckpointError
+
+
+def inspect(
+    ctx: typer.Context,
+    model: o.Model,
+    arch: o.Arch = None,
+    trust: o.Trust = None,
+    allow_missing: o.AllowMissing = False,
+    input: o.Input = None,
+    alpha: o.Alpha = 1.0,
+    rank: o.Rank = "1",
+    pairs: o.Pairs = "fast",
+    include: o.Include = None,
+    exclude: o.Exclude = None,
+    convert_head: o.ConvertHead = False,
+    convert_anyway: o.ConvertAnyway = False,
+    settings: o.SettingsFile = None,
+    json_only: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Show what is in a model file, and what would happen to each layer."""
+    with errors_shown() as trail:
+        from bp_convert.cli.settings import settings_from
+
+        asked = settings_from(settings, given_in(ctx))
+        from bp_convert import pipeline
+
+        trail.stage = "reading the model"
+        with progress_shown(trail, quiet=quiet or json_only) as progress:
+            if not model.is_dir() and pipeline.is_converted(model):
+                result = pipeline.report_of(pipeline.plan_in(model), source="converted before")
+            else:
+                try:
+                    loaded = pipeline.open_model(
+                        model, arch=arch, trust=trust or (), allow_missing=allow_missing
+                    )
+                except CheckpointError:
+                    if arch is None and not json_only and _show_weights(model, quiet=quiet):
+                        return
+                    raise
+                trail.stage = "planning"
+                made = pipeline.plan(loaded.model, asked, progress=progress)
+                result = pipeline.report_of(made, source=loaded.source)
+                result = result.model_copy(update={"notes": (*loaded.notes, *result.notes)})
+        print_report(result, json_only=json_only, quiet=quiet, verbose=True)
+
+
+def _show_weights(model: Path, *, quiet: bool) -> bool:
+    """Show the tensors of a file that holds weights and no model; return False for any other."""
+    from bp_convert.files import ARCH_FORMS
+    from bp_convert.files.listing import weights_alone
+    from bp_convert.render.weights import shown_weights, weights_line
+
+    try:
+        held = weights_alone(model)
+    except CheckpointError:
+        return False
+    if held is None:
+        return False
+    if quiet:
+        print(weights_line(model.name, held))
+        return True
+    fix = "To see what would become of each layer, say which model they belong to: --arch "
+    show(shown_weights(model.name, held, f"{fix}{ARCH_FORMS}"))
+    return True

@@ -1,0 +1,142 @@
+"""Rows that are images: read in batches, and the broken ones named or left out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from PIL import Image
+from torch import Tensor
+
+from bp_convert.data.examples import Batch
+from bp_convert.data.images import Look
+from bp_convert.data.rows import chunks
+from bp_convert.data.source import Source
+from bp_convert.errors import DataError
+
+OPTIONS = ("mean", "std", "broken")
+NAMED = 8  # broken images that an error names
+PATIENCE = 30.0  # seconds that are spent on finding more of them
+
+
+class Pictures:
+    """A source of images.
+
+    Args:
+        source: with the option ``broken``: ``stop``, or ``skip`` to look at every image once and
+            leave the broken ones out.
+
+    Attributes:
+        split: words for the part of a larger set that this is, else empty.
+        broken: rows that are left out.
+    """
+
+    split = ""
+    threads = 1  # that may look for broken images at a time
+    broken: frozenset[int] = frozenset()
+    _look: Look
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._skips = source.options.get("broken", "stop") == "skip"
+        if source.options.get("broken", "skip") not in ("stop", "skip"):
+            raise DataError(
+                where=source.where,
+                found=f"broken={source.options['broken']}",
+                allowed="broken=stop or broken=skip",
+                fix="write broken=skip to leave broken images out",
+            )
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def read(self, rows: Sequence[int], batch: int) -> Iterator[Batch]:
+        """Decode images in batches.
+
+        Raises:
+            DataError: some of them are broken; it names all that are.
+        """
+        for part in chunks(rows, batch):
+            try:
+                pictures = self._pictures(part)
+            except DataError:
+                raise
+            except Exception as problem:
+                raise self._unreadable(part, problem) from problem
+            yield self._look.batch([self._look.tensor(one) for one in pictures])
+
+    def labels(self, rows: Sequence[int]) -> Tensor | None:
+        """Return class numbers, or None where there are none."""
+        raise NotImplementedError
+
+    # What each source says of its images
+
+    def _picture(self, row: int) -> Image.Image:
+        """Decode an image; whatever the decoder raises comes through."""
+        raise NotImplementedError
+
+    def _pictures(self, rows: Sequence[int]) -> list[Image.Image]:
+        return [self._picture(row) for row in rows]
+
+    def _name(self, row: int) -> str:
+        return f"image {row}"
+
+    # The broken ones
+
+    def _first(self) -> Image.Image:
+        """Return the first image that can be read, once it is known which are to be left out.
+
+        Raises:
+            DataError: the first is broken and none is to be left out, or all are broken.
+        """
+        if self._skips:
+            self.broken = self._find_broken()
+        first = next((row for row in range(len(self)) if row not in self.broken), 0)
+        try:
+            return self._picture(first)
+        except DataError:
+            raise
+        except Exception as problem:
+            raise self._unreadable([first], problem) from problem
+
+    def _find_broken(self) -> frozenset[int]:
+        with ThreadPoolExecutor(self.threads) as pool:
+            found = pool.map(self._problem, range(len(self)))
+            return frozenset(row for row, problem in enumerate(found) if problem is not None)
+
+    def _problem(self, row: int) -> Exception | None:
+        try:
+            self._picture(row)
+        except DataError:
+            raise
+        except Exception as problem:  # decoders raise of every kind, SyntaxError included
+            return problem
+        return None
+
+    def _unreadable(self, first: Sequence[int], problem: Exception) -> DataError:
+        """Name all broken images, those of ``first`` and, as far as time allows, the others."""
+        end = time.monotonic() + PATIENCE
+        found: list[int] = []
+        rest = (row for row in range(len(self)) if row not in set(first))
+        late = False
+        for row in (*first, *rest):
+            if found and (late := time.monotonic() > end):
+                break
+            if self._problem(row) is not None:
+                found.append(row)
+        names = ", ".join(self._name(row) for row in sorted(found)[:NAMED])
+        more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+        least = "at least " if late else ""
+        text = self._source.text
+        option = f"{text}{'&' if self._source.options else '?'}broken=skip"
+        return DataError(
+            where=self._source.where,
+            found=f"{least}{len(found):,} of {len(self):,} images cannot be read: {names}{more} "
+            f"(such as {type(problem).__name__}: {problem})",
+            allowed="whole images",
+            fix="there is no other image"
+            if self._skips
+            else "mend or remove "
+            f"{'it' if len(found) == 1 else 'them'}, or leave broken images out: {option}",
+        )

@@ -1,0 +1,167 @@
+"""Functions inside a copied model, made to speak of the copy.
+
+deepcopy takes functions for constants: a hook that closes over its model goes on reading and
+writing the original. Here every function that a copy holds, and that reaches a copied object by a
+closure, a default, a bound method or a weak reference, is made anew for the copy.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+_BOXES = (dict, list, set, deque)
+_NOTHING = object()
+
+
+def reconnect(memo: dict[int, Any], *, apart: bool) -> None:
+    """Make the functions in a copy anew where they reach what was copied.
+
+    Args:
+        memo: of the deepcopy: the copies by the ``id`` of what they were made of.
+        apart: also copy lists and dictionaries that only functions reach.
+    """
+    made = _Anew(memo, apart)
+    for key, one in list(memo.items()):
+        if key == id(memo) or isinstance(one, Tensor | type):
+            continue
+        if isinstance(one, list):
+            made.in_items(one, dict(enumerate(one)))
+        elif isinstance(one, dict):
+            made.in_items(one, one)
+        own = getattr(one, "__dict__", None)
+        if isinstance(own, dict) and not isinstance(one, types.ModuleType | types.FunctionType):
+            made.in_items(own, own)
+
+
+class _Anew:
+    """Gives the counterpart in the copy of whatever a function holds."""
+
+    def __init__(self, memo: dict[int, Any], apart: bool) -> None:
+        self.memo = memo
+        self.apart = apart
+        self.done: dict[int, tuple[Any, Any]] = {}  # each original with its counterpart
+
+    def in_items(self, box: Any, items: Mapping[Any, Any]) -> None:
+        """Exchange the functions in a list or dictionary of the copy."""
+        for key, value in list(items.items()):
+            if isinstance(value, tuple) and any(map(_acts, value)):
+                new: Any = self._tuple(value)
+            elif _acts(value):
+                new = self.of(value)
+            else:
+                continue
+            if new is not value:
+                box[key] = new
+
+    def of(self, value: Any) -> Any:
+        """Return the counterpart of a value; itself where it reaches nothing that was copied."""
+        if id(value) in self.done:
+            return self.done[id(value)][1]
+        found = self.memo.get(id(value), _NOTHING)
+        if found is not _NOTHING:
+            return found
+        new = self._made(value)
+        self.done[id(value)] = (value, new)
+        return new
+
+    def _made(self, value: Any) -> Any:
+        if isinstance(value, types.FunctionType):
+            return self._function(value) if self._reaches(value, set()) else value
+        if isinstance(value, types.MethodType):
+            owner, function = self.of(value.__self__), self.of(value.__func__)
+            same = owner is value.__self__ and function is value.__func__
+            return value if same else types.MethodType(function, owner)
+        if isinstance(value, types.BuiltinMethodType):
+            owner = self.of(value.__self__)
+            return value if owner is value.__self__ else getattr(owner, value.__name__)
+        if isinstance(value, functools.partial):
+            return self._partial(value)
+        if isinstance(value, weakref.ref):
+            held = value()
+            new = None if held is None else self.of(held)
+            return value if new is held or new is None else weakref.ref(new)
+        if isinstance(value, tuple):
+            return self._tuple(value)
+        if self.apart and isinstance(value, _BOXES):
+            return copy.deepcopy(value, self.memo)
+        return value
+
+    def _tuple(self, value: tuple[Any, ...]) -> tuple[Any, ...]:
+        new = [self.of(one) for one in value]
+        if all(a is b for a, b in zip(value, new, strict=True)):
+            return value
+        return type(value)(*new) if hasattr(value, "_fields") else type(value)(new)
+
+    def _partial(self, value: functools.partial[Any]) -> functools.partial[Any]:
+        function, args = self.of(value.func), self._tuple(value.args)
+        named = {key: self.of(one) for key, one in value.keywords.items()}
+        same = function is value.func and args is value.args
+        if same and all(named[key] is one for key, one in value.keywords.items()):
+            return value
+        return functools.partial(function, *args, **named)
+
+    def _function(self, old: types.FunctionType) -> types.FunctionType:
+        cells = tuple(types.CellType() for _ in old.__closure__ or ())
+        new = types.FunctionType(old.__code__, old.__globals__, old.__name__, None, cells)
+        self.done[id(old)] = (old, new)  # it may hold itself
+        new.__defaults__ = None if old.__defaults__ is None else self._tuple(old.__defaults__)
+        new.__kwdefaults__ = {k: self.of(v) for k, v in (old.__kwdefaults__ or {}).items()}
+        new.__dict__.update({key: self.of(one) for key, one in vars(old).items()})
+        new.__qualname__, new.__module__ = old.__qualname__, old.__module__
+        for cell, one in zip(cells, old.__closure__ or (), strict=True):
+            held = _content(one)
+            if held is not _NOTHING:
+                cell.cell_contents = self.of(held)
+        return new
+
+    def _reaches(self, value: Any, known: set[int]) -> bool:
+        """Return whether a value leads to something that was copied, or is to be."""
+        if id(value) in known:
+            return False
+        known.add(id(value))
+        if self.memo.get(id(value), value) is not value:
+            return True
+        if isinstance(value, types.FunctionType):
+            held = [_content(cell) for cell in value.__closure__ or ()]
+            held += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+            held += list(vars(value).values())
+            return any(self._reaches(one, known) for one in held)
+        if isinstance(value, types.MethodType):
+            return any(self._reaches(one, known) for one in (value.__self__, value.__func__))
+        if isinstance(value, types.BuiltinMethodType):
+            return self._reaches(value.__self__, known)
+        if isinstance(value, functools.partial):
+            held = [value.func, *value.args, *value.keywords.values()]
+            return any(self._reaches(one, known) for one in held)
+        if isinstance(value, weakref.ref):
+            return self._reaches(value(), known)
+        if isinstance(value, tuple):
+            return any(self._reaches(one, known) for one in value)
+        return self.apart and isinstance(value, _BOXES)
+
+
+def _acts(value: Any) -> bool:
+    """Return whether deepcopy takes a value for a constant though it leads elsewhere."""
+    return isinstance(
+        value,
+        types.FunctionType
+        | types.MethodType
+        | types.BuiltinMethodType
+        | functools.partial
+        | weakref.ref,
+    ) and not isinstance(value, nn.Module)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return _NOTHING

@@ -1,0 +1,196 @@
+"""The choice over limits as an integer programme: exact, where quicker ways find nothing.
+
+One option of each unit, the least objective, within all limits; solved by branch and bound
+(HiGHS: Huangfu and Hall, Mathematical Programming Computation, 2018; through scipy).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+KEPT = 1e-12  # of a limit, what a sum may be above it by rounding
+SECONDS = 120.0  # for one programme
+GAP = 1e-3  # relative, within which an objective is good enough
+SCALE = 1e3  # of a limit in the programme: HiGHS takes it as kept within 1e-6
+AGAIN = 20  # solutions that keep a limit in HiGHS's eyes only, after which it is given up
+
+
+def solve(
+    objectives: Sequence[np.ndarray],
+    limited: Sequence[np.ndarray],
+    bounds: np.ndarray,
+    *,
+    gap: float = GAP,
+    seconds: float = SECONDS,
+) -> list[int] | None:
+    """Return the option of each unit, or None where no choice keeps all limits, or where none was
+    found in time.
+
+    Options that no choice can take, and those that another beats in everything, are left out
+    beforehand. What is returned is checked against the limits as they were given.
+
+    Args:
+        objectives: (options,) for each unit, to be made least in sum.
+        limited: (options, limits) for each unit, what they take of the limits.
+        bounds: (limits,).
+        gap: how far above the least the objective may be, relatively.
+        seconds: after which it ends.
+    """
+    slack = KEPT * np.abs(bounds)
+    places = _possible(limited, bounds + slack)
+    if places is None:
+        return None
+    places = [
+        at[_front(np.column_stack([one[at], takes[at]]))]
+        for one, takes, at in zip(objectives, limited, places, strict=True)
+    ]
+    banned: list[np.ndarray] = []
+    for _ in range(AGAIN):
+        found = _programme(
+            [one[at] for one, at in zip(objectives, places, strict=True)],
+            [takes[at] for takes, at in zip(limited, places, strict=True)],
+            bounds,
+            banned,
+            gap,
+            seconds,
+        )
+        if found is None:
+            return None
+        choice = [int(at[one]) for at, one in zip(places, found, strict=True)]
+        sums = np.sum([takes[at] for takes, at in zip(limited, choice, strict=True)], axis=0)
+        if (sums <= bounds + slack).all():
+            return choice
+        banned.append(found)
+    return None
+
+
+def in_the_way(limited: Sequence[np.ndarray], bounds: np.ndarray, first: int) -> tuple[int, float]:
+    """Return which of limits that no choice keeps is in the way, and the least that it can be:
+    one without which the others can be kept, or else one that not even some of them leave room
+    for. ``first`` is returned where it is as good as another."""
+    if not limited:
+        return first, 0.0
+    columns = sorted(range(len(bounds)), key=lambda one: one != first)
+    for column in columns:
+        found = _lowest(limited, bounds, column, [one for one in columns if one != column])
+        if found is not None:
+            return column, found
+    kept: list[int] = []
+    for column in reversed(columns):
+        found = _lowest(limited, bounds, column, kept)
+        if found is None or found > bounds[column]:
+            break
+        kept.append(column)
+    alone = float(sum(one[:, column].min() for one in limited))
+    return column, alone if found is None else found
+
+
+def _lowest(
+    limited: Sequence[np.ndarray], bounds: np.ndarray, column: int, kept: Sequence[int]
+) -> float | None:
+    """Return the least sum of a column while some limits are kept; None where they cannot be."""
+    choice = solve(
+        [one[:, column] for one in limited],
+        [one[:, list(kept)] for one in limited],
+        bounds[list(kept)],
+    )
+    if choice is None:
+        return None
+    return float(sum(one[at, column] for one, at in zip(limited, choice, strict=True)))
+
+
+def _possible(limited: Sequence[np.ndarray], bounds: np.ndarray) -> list[np.ndarray] | None:
+    """Return each unit's options that fit in where all others take their least; None where some
+    unit has none."""
+    places = [np.arange(len(takes)) for takes in limited]
+    while True:
+        least = np.array([takes[at].min(0) for takes, at in zip(limited, places, strict=True)])
+        room = bounds - least.sum(0)
+        kept = [
+            at[(takes[at] - own <= room).all(1)]
+            for takes, at, own in zip(limited, places, least, strict=True)
+        ]
+        if any(not len(at) for at in kept):
+            return None
+        if all(len(one) == len(at) for one, at in zip(kept, places, strict=True)):
+            return places
+        places = kept
+
+
+def _front(table: np.ndarray) -> np.ndarray:
+    """Return the rows that no other is at most as large as in every column."""
+    order = np.lexsort(table.T[::-1])
+    rows = table[order]
+    kept: list[int] = []
+    for at, row in enumerate(rows):
+        if not (rows[kept] <= row).all(1).any():
+            kept.append(at)
+    return np.sort(order[kept])
+
+
+def _programme(
+    objectives: Sequence[np.ndarray],
+    limited: Sequence[np.ndarray],
+    bounds: np.ndarray,
+    banned: Sequence[np.ndarray],
+    gap: float,
+    seconds: float,
+) -> np.ndarray | None:
+    """Solve it as HiGHS sees it; ``banned`` choices are not to come back."""
+    # Half a second to import, and seldom needed.
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import csr_matrix
+
+    sizes = [len(one) for one in objectives]
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    count, units = int(starts[-1]), len(sizes)
+    least = np.array([takes.min(0) for takes in limited])
+    room = bounds - least.sum(0)
+    takes = np.concatenate([one - own for one, own in zip(limited, least, strict=True)])
+    bound = room > 0  # where there is no room, only options that take none are left
+    objective = np.concatenate([one - one.min() for one in objectives])
+    top = float(objective.max())
+    of_unit = csr_matrix(
+        (np.ones(count), (np.repeat(np.arange(units), sizes), np.arange(count))), (units, count)
+    )
+    constraints = [LinearConstraint(of_unit, 1, 1)]
+    if bound.any():
+        rows = (takes[:, bound] / room[bound] * SCALE).T
+        constraints.append(LinearConstraint(rows, -np.inf, np.full(len(rows), SCALE)))
+    for choice in banned:
+        row = np.zeros((1, count))
+        row[0, starts[:-1] + choice] = 1
+        constraints.append(LinearConstraint(row, -np.inf, units - 1))
+    with _quiet():
+        result = milp(
+            objective / top if top > 0 else objective,
+            constraints=constraints,
+            integrality=np.ones(count),
+            bounds=Bounds(0, 1),
+            options={"mip_rel_gap": gap, "time_limit": seconds},
+        )
+    if result.x is None:
+        return None
+    return np.array([int(one.argmax()) for one in np.split(result.x, starts[1:-1])])
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Send what HiGHS prints past its options to standard error: standard output is for results."""
+    try:
+        sys.stdout.flush()
+        kept = os.dup(1)
+        os.dup2(2, 1)
+    except (OSError, ValueError, AttributeError):  # there is none
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -1,0 +1,45 @@
+"""A padding mask for models that take one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from bp_convert.graph.running import Args, Kwargs
+from bp_convert.graph.tree import tensors_in
+
+# Names of forward's argument; True, or 1, marks what counts in the first, padding in the others.
+_KEEPS = ("attention_mask",)
+_PADS = ("src_key_padding_mask", "key_padding_mask", "padding_mask", "mask", "src_mask")
+
+
+def masked(model: nn.Module, args: Args, kwargs: Kwargs) -> Iterator[tuple[Args, Kwargs]]:
+    """Yield inputs with the end of the first sequence masked, in the forms that may be meant;
+    none where forward has no such argument or no input that is a sequence."""
+    parameters = inspect.signature(model.forward).parameters
+    taken = set(list(parameters)[: len(args)])
+    sequence = next((one for one in tensors_in((args, kwargs)) if one.dim() > 1), None)
+    if sequence is None or sequence.shape[1] < 2:
+        return
+    for name in (*_KEEPS, *_PADS):
+        if name not in parameters or name in taken:
+            continue
+        for mask in _masks(sequence, keeps=name in _KEEPS):
+            yield args, {**kwargs, name: mask}
+        return
+
+
+def _masks(sequence: Tensor, *, keeps: bool) -> Iterator[Tensor]:
+    rows, steps = sequence.shape[:2]
+    counts = torch.ones(rows, steps, dtype=torch.bool, device=sequence.device)
+    counts[0, steps - max(1, steps // 4) :] = False
+    if keeps:
+        yield counts.long()
+        yield counts
+        yield counts.to(torch.get_default_dtype())
+    else:
+        yield ~counts
+        yield counts

@@ -1,0 +1,69 @@
+"""A fault in a job that nobody foresaw: the log says all of it, the outcome where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bp_convert import pipeline
+from bp_convert.batch import estimate
+from bp_convert.batch.folders import LOG, Results
+from bp_convert.batch.identity import Identities
+from bp_convert.batch.job import run_job
+from bp_convert.batch.read import read_recipe
+from bp_convert.values.outcome import Outcome
+from tests.batch.crafted import write
+
+TEXT = "arch: models.py:small\ntrust: models.py\nsettings: {convert_anyway: true}\nname: one\n"
+
+
+def _run(folder: Path) -> tuple[Outcome, str]:
+    (stated,) = read_recipe(write(folder, TEXT)).jobs
+    ids, results = Identities(), Results(folder / "out")
+    outcome, _ = run_job(
+        stated.job, ids.of(stated.job), ids.of_full(stated.job), results, lambda *_: None
+    )
+    return outcome, (results.failed("one") / LOG).read_text()
+
+
+def _broken(*_: Any, **__: Any) -> Any:
+    raise ZeroDivisionError("by nought")
+
+
+def test_the_log_holds_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pipeline, "save", _broken)
+    outcome, log = _run(tmp_path)
+    assert outcome.state == "failed"
+    assert "ZeroDivisionError: by nought" in (outcome.problem or "")
+    assert "did not foresee" in (outcome.problem or "")
+    for words in ("report of a fault", "last step  writing (0 of 1)", "Traceback", "torch 2"):
+        assert words in log
+    assert not list(tmp_path.glob("bp-convert-fault-*"))
+
+
+def test_too_little_memory_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pipeline, "save", fails)
+    outcome, _ = _run(tmp_path)
+    assert (outcome.problem or "").startswith("this machine's memory")
+
+
+def test_a_dry_run_goes_on_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = TEXT.replace("name: one", "jobs: [{name: one, rank: 2}, {name: two, rank: 3}]")
+    book = read_recipe(write(tmp_path, text))
+    plan_of = estimate.plan_of
+
+    def fails_first(job: Any, *more: Any) -> Any:
+        return _broken() if job.name == "one" else plan_of(job, *more)
+
+    monkeypatch.setattr(estimate, "plan_of", fails_first)
+    one, two = estimate.estimates(book.jobs, lambda *_: None)
+    assert "ZeroDivisionError: by nought" in (one.problem or "")
+    assert not two.problem

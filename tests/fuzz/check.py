@@ -1,0 +1,128 @@
+"""What must hold for every architecture: converted exactly, or refused for a reason of its own.
+
+python -m tests.fuzz.check SEED [SEED ...]      show these architectures and try them
+python -m tests.fuzz.check --to 2000 [--from 0] try all seeds of a range, list what fails
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import random
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import bp_convert
+from benchmarks.zoo.compare import Leaf, gap, leaves, state_of, tolerance
+from benchmarks.zoo.trial import FULL
+from bp_convert.errors import BpConvertError
+from tests.fuzz.grammar import Case, case
+
+BLAMES = ("report this", "fault of bp-convert", "fault in bp-convert", "internal error")
+SAVED = 4  # every so many architectures are saved and read again
+
+
+def check(seed: int) -> str:
+    """Try the architecture of a seed; return ``converted``, ``kept`` or ``refused: WHY``.
+
+    Raises:
+        AssertionError: it is another function, a refusal blames the tool, or the source changed.
+        Exception: whatever else the tool let through.
+    """
+    source, reference = case(seed), case(seed)
+    if seed % 3 == 0:  # as after training: caches are filled
+        for one in (source, reference):
+            _answers(one.model, one)
+    before = state_of(source.model)
+    small, told = _converted(source)
+    assert state_of(source.model) == before, f"the source changed; {told}"
+    if small is None:
+        blamed = [one for one in BLAMES if one in told]
+        assert not blamed, f"blames itself: {told}"
+        return f"refused: {told}"
+    if seed % SAVED == 0:
+        _check_saved(small, source)
+    for training in (False, True):
+        _check_equal(reference, source, small, training)
+    return told
+
+
+def _converted(given: Case) -> tuple[nn.Module | None, str]:
+    """Return the converted model, or None, and what came of it in words."""
+    try:
+        small, report = bp_convert.convert(given.model, inputs=given.inputs, **FULL)
+    except BpConvertError as refusal:
+        return None, str(refusal)
+    replaced = any(layer.action == "replaced" for layer in report.layers)
+    return small, "converted" if replaced else "kept"
+
+
+def _check_equal(reference: Case, given: Case, small: nn.Module, training: bool) -> None:
+    reference.model.train(training)
+    small.train(training)
+    want = _answers(reference.model, given)
+    got = _answers(small, given)
+    apart, where = gap(want, got)
+    mode = "train" if training else "eval"
+    assert apart <= tolerance(want), f"{mode} mode: differs by {apart:.3g} in {where}"
+
+
+def _check_saved(small: nn.Module, given: Case) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "small.pt")
+        try:
+            bp_convert.save(small, path)
+        except BpConvertError:
+            assert not list(Path(folder).iterdir()), "a refused save left a file"
+            return
+        again = bp_convert.load(path, trust=["tests"])
+        apart, where = gap(_answers(copy.deepcopy(small), given), _answers(again, given))
+        assert apart <= 1e-6, f"read again it differs by {apart:.3g} in {where}"
+
+
+def _answers(model: nn.Module, given: Case) -> list[Leaf]:
+    torch.manual_seed(1)
+    random.seed(1)
+    x = given.x.clone()
+    with torch.no_grad():
+        output: Any = model(x=x) if given.keyword else model(x)
+    return [(name, one.clone()) for name, one in leaves(output)]
+
+
+def main() -> None:
+    """Try seeds and say what came of each that failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("seeds", type=int, nargs="*")
+    parser.add_argument("--from", type=int, default=0, dest="first")
+    parser.add_argument("--to", type=int, default=0)
+    parser.add_argument("--refusals", action="store_true", help="show what was refused, and why")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    for seed in asked.seeds:
+        made = case(seed)
+        print(seed, made.inputs, made.marks, made.model)
+        print(check(seed))
+    counts: dict[str, int] = {}
+    for seed in range(asked.first, asked.to):
+        try:
+            found, _, why = check(seed).partition(": ")
+            if why and asked.refusals:
+                print(f"{seed}: refused: {' '.join(why.split())[:300]}", flush=True)
+        except Exception as problem:
+            found = "failed"
+            words = " ".join(str(problem).split())[:300]
+            print(f"{seed}: {type(problem).__name__}: {words}", flush=True)
+        counts[found] = counts.get(found, 0) + 1
+    print(counts)
+    sys.exit(bool(counts.get("failed")))
+
+
+if __name__ == "__main__":
+    main()
