@@ -37,7 +37,7 @@ from bp_convert.storage import (
     to_dense,
     write_plan,
 )
-from bp_convert.surgery import Converted, apply_plan
+from bp_convert.surgery import Converted, apply_plan, carried_out
 from bp_convert.values.explain import settings_explained
 from bp_convert.values.plan import Plan
 from bp_convert.values.report import Report, Verification
@@ -152,9 +152,11 @@ def apply(
         DataError: the data does not fit the model.
     """
     check_ready(model)
-    plan = recount(model, plan)
+    with carried_out(model):
+        plan = recount(model, plan)
     examples = None if calibrate is None else examples_for(model, calibrate, plan.settings)
-    return _apply(model, plan, progress, _sample(plan, examples), examples).model
+    with carried_out(model):
+        return _apply(model, plan, progress, _sample(plan, examples), examples).model
 
 
 def convert(

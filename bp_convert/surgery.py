@@ -6,13 +6,15 @@ Nothing is decided here. What cannot be done as the plan says is an error that n
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from bp_convert.errors import FactorError, PlanError
+from bp_convert.errors import BpConvertError, FactorError, PlanError
 from bp_convert.graph.channel_map import ChannelMaps
 from bp_convert.graph.clone import all_tensors, to_meta
 from bp_convert.graph.followers import Follow, interleave
@@ -87,7 +89,53 @@ def check(model: nn.Module, plan: Plan) -> dict[str, Site]:
     found = fingerprint(model)
     if plan.fingerprint not in (found, fingerprint(model, by_script=True)):
         raise _mismatch(plan.model, f"state {found}", f"state {plan.fingerprint}, as planned")
+    _check_followers(model, plan)
     return sites
+
+
+def _check_followers(model: nn.Module, plan: Plan) -> None:
+    """Check what a plan changes besides layers, which a person may have edited as well."""
+    held = {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+    for resize in plan.resizes:
+        old = held.get(resize.name)
+        have = None if old is None else tuple(old.shape)
+        if have != resize.before:
+            raise _mismatch(resize.name, f"shape {have}", f"shape {resize.before}, as planned")
+        sizes = resize.after
+        if len(sizes) != len(resize.before) or min(sizes, default=1) < 1:
+            raise _mismatch(resize.name, f"the new shape {sizes}", "positive sizes, as many")
+        if math.prod(sizes) > LARGEST:
+            raise _mismatch(resize.name, f"the new shape {sizes}", f"at most {LARGEST:,} numbers")
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for change in plan.attrs:
+        where = f"{change.module}.{change.attr}"
+        found = vars(modules[change.module]).get(change.attr) if change.module in modules else None
+        if not isinstance(found, int | tuple):
+            raise _mismatch(where, "no such number", "an attribute of one of the model's modules")
+
+
+@contextmanager
+def carried_out(model: nn.Module) -> Iterator[None]:
+    """Let what goes wrong under a plan that a person may have edited be an error of the plan.
+
+    Raises:
+        PlanError: anything that is no error of ours went wrong.
+    """
+    try:
+        yield
+    except BpConvertError:
+        raise
+    except Exception as problem:
+        text = str(problem).strip().splitlines() or ["no more words"]
+        raise PlanError(
+            where=type(model).__name__,
+            found=f"the plan cannot be carried out: {type(problem).__name__}: {text[0][:200]}",
+            allowed="a plan that was made for this model",
+            fix="undo what was edited, or plan again; if nothing was, please report this model",
+        ) from problem
 
 
 def _check_replaced(site: Site, layer: LayerPlan) -> None:

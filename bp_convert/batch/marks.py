@@ -128,6 +128,13 @@ def read_tree(path: Path) -> Node:
             loader.dispose()
     except yaml.YAMLError as problem:
         raise _syntax(path, problem) from None
+    except RecursionError:
+        raise RecipeError(
+            where=str(path),
+            found="values in values in values, without an end",
+            allowed="a few levels",
+            fix="close the brackets, or indent less",
+        ) from None
 
 
 def _syntax(path: Path, problem: yaml.YAMLError) -> RecipeError:
@@ -187,7 +194,12 @@ class _Tree:
             return Node(found, mark, keys)
         if isinstance(node, yaml.SequenceNode):
             return Node([self.node(one) for one in node.value], mark)
-        value = self.loader.construct_object(node, deep=True)
+        try:
+            value = self.loader.construct_object(node, deep=True)
+        except ValueError as problem:  # a number of thousands of digits
+            raise yaml.constructor.ConstructorError(
+                None, None, str(problem), node.start_mark
+            ) from None
         return Node(value, mark)
 
     def _pairs(self, node: yaml.MappingNode) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from bp_convert.batch.marks import Node
 from bp_convert.errors import RecipeError
 from bp_convert.values.recipe import JobKeys
 
+LARGEST = 10_000  # jobs of one matrix
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=+-]+")
 
 
@@ -50,6 +52,14 @@ def combinations(matrix: Node | None, path: str = "matrix") -> list[Combination]
                 if empty
                 else f"put it into brackets: {key}: [{one.plain()}]",
             )
+    count = math.prod(len(one.value) for one in lists.values())
+    if count > LARGEST:
+        raise RecipeError(
+            where=at(matrix.mark, path),
+            found=f"{count:,} combinations",
+            allowed=f"at most {LARGEST:,}",
+            fix="write shorter lists, or several recipes",
+        )
     found = [
         dict(zip(lists, chosen, strict=True))
         for chosen in itertools.product(*(one.value for one in lists.values()))

@@ -17,6 +17,7 @@ from torch import _weights_only_unpickler as weights_only
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from bp_convert.errors import CheckpointError
+from bp_convert.files.depth import too_deep
 from bp_convert.files.settle import settle
 from bp_convert.files.sniff import Kind, refusal
 from bp_convert.pickles.admit import admit, is_weapon
@@ -72,10 +73,8 @@ def load_admitted(path: Path, kind: Kind, *, trust: Sequence[str] = ()) -> objec
             raise _not_defined(path, refused, trust)
         raise _refused(path, refused, _is_whole_model(path, refused))
     content = _load(path, admitted, trust)
-    try:
+    with contextlib.suppress(Exception):  # an incomplete model, of which others say more
         settle(content)
-    except Exception as problem:  # the parts of a model are not what they should be
-        raise _damaged(path, problem) from None
     return content
 
 
@@ -172,9 +171,16 @@ def _load(
     with known(names, trust), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about pickle protocols, in torch's words
         try:
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
         except Exception as problem:
             raise _damaged(path, problem) from None
+    if too_deep(content):
+        raise refusal(
+            path,
+            "parts in parts in parts, deeper than any model",
+            "copy or download it again, or ask its author for the weights as .safetensors",
+        )
+    return content
 
 
 def _top(kind: type) -> str:
