@@ -14,6 +14,8 @@ ALLOWED = (
     ".safetensors) together with --arch"
 )
 _RESAVE = "load it where it was made and write torch.save(model, 'model.pt') or its state dict"
+_ASK = "copy or download it again, or ask its author for the weights as .safetensors"
+_SMALL, _RATIO = 2**26, 100  # bytes, and how much smaller an honest archive may be
 _LEGACY_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the first pickle of torch < 1.6
 _HEAD = 64 * 1024
 _PICKLE_PROTOCOLS = range(2, 6)
@@ -92,12 +94,17 @@ def _kind_of_zip(path: Path) -> Kind:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
+            unpacked = sum(one.file_size for one in archive.infolist())
     except (zipfile.BadZipFile, OSError, ValueError, EOFError):
         raise refusal(
             path,
             "a truncated or damaged torch.save file (its table of contents is missing)",
             "copy or download it again, and compare the sizes",
         ) from None
+    if len({*names}) < len(names):  # two readers may take one each
+        raise refusal(path, "an archive with two records of one name", _ASK)
+    if unpacked > _SMALL + _RATIO * path.stat().st_size:
+        raise refusal(path, f"an archive that unpacks to {unpacked:,} bytes", _ASK)
     # torch puts everything under one folder, named after the file.
     inner = [name.partition("/")[2] or name for name in names]
     if any(name.endswith("constants.pkl") or name.startswith("code/") for name in inner):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bp_convert.errors import CheckpointError
 from bp_convert.files.tensors import whole_state
 
+_DEEPEST = 32
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
 _MORE_VALUES = (torch.dtype, torch.device, torch.Size, torch.layout)
 
@@ -56,16 +57,19 @@ def is_plain(value: object) -> bool:
     return _odd(value) is None
 
 
-def _odd(value: object) -> str | None:
+def _odd(value: object, depth: int = 0) -> str | None:
     """Return what in a value is not plain."""
+    if depth > _DEEPEST:
+        return f"a nesting of more than {_DEEPEST} levels"
+    below = functools.partial(_odd, depth=depth + 1)
     if isinstance(value, Tensor):
         return None if type(value.detach()) is Tensor else f"a {type(value).__name__}"
     if type(value) in (list, tuple, set):
         assert isinstance(value, list | tuple | set)
-        return next(filter(None, map(_odd, value)), None)
+        return next(filter(None, map(below, value)), None)
     if type(value) in (dict, OrderedDict, Counter):
         assert isinstance(value, dict)
-        return next(filter(None, (*map(_odd, value), *map(_odd, value.values()))), None)
+        return next(filter(None, (*map(below, value), *map(below, value.values()))), None)
     return None if type(value) in (*_VALUES, *_MORE_VALUES) else f"a {type(value).__name__}"
 
 

@@ -3,7 +3,7 @@
 torch's weights-only unpickler takes a small set of operations and fills plain dictionaries and
 lists only. What pickles otherwise, or not at all, is written here in a form that it takes:
 
-* numpy arrays and numbers as their bytes;
+* numpy arrays and numbers, and generators of random ones, as their bytes;
 * containers of other classes as one call that makes and fills them;
 * parametrized modules, which torch refuses to pickle, as their class and state;
 * compiled modules as the module that was compiled;
@@ -57,6 +57,8 @@ class Pickler(pickle.Pickler):
             return (rebuilt.dtype, (thing.str,)) if _is_plain(thing) else NotImplemented
         if isinstance(thing, type):
             return _class(thing)
+        if isinstance(thing, torch.Generator) and thing.device.type == "cpu":
+            return rebuilt.generator, (thing.get_state(),)
         if isinstance(thing, torch.memory_format):
             return rebuilt.memory_format, (str(thing),)
         if isinstance(thing, dict | list | deque) and type(thing) is not OrderedDict:

@@ -111,7 +111,6 @@ HARMLESS: dict[str, object] = {
     **_named(collections.defaultdict, collections.deque, random.Random, uuid.UUID),
     "logging.getLogger": logging.getLogger,  # finds or makes a named logger; writes nothing
     "re._compile": re.compile,
-    "torch._C.Generator": torch.Generator,
     # What torch puts on modules: it is called when the module runs, and acts on its tensors.
     **_named(_WrappedHook, RemovableHandle, WeightNorm, SpectralNorm),
     **_named(SpectralNormStateDictHook, SpectralNormLoadStateDictPreHook),
@@ -121,7 +120,8 @@ HARMLESS: dict[str, object] = {
         parametrizations._Orthogonal, parametrizations._SpectralNorm, parametrizations._WeightNorm
     ),
     # What our own files are written with.
-    **_named(rebuilt.array, rebuilt.dtype, rebuilt.filled, rebuilt.memory_format, rebuilt.plain),
+    **_named(rebuilt.array, rebuilt.dtype, rebuilt.filled, rebuilt.generator, rebuilt.plain),
+    **_named(rebuilt.memory_format),
     **_named(rebuilt.scalar, rebuilt.scalar_type, rebuilt.Parametrized, guard.refuse),
     # torchvision's detectors keep these: thresholds, and box arithmetic on tensors.
     **{

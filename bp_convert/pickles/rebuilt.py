@@ -50,6 +50,13 @@ def memory_format(name: str) -> torch.memory_format:
     return found
 
 
+def generator(state: Tensor) -> torch.Generator:
+    """Make a generator of random numbers on the CPU from its state."""
+    made = torch.Generator()
+    made.set_state(state.clone())
+    return made
+
+
 def plain(module: object) -> object:
     """Give the module itself: what torch.compile wraps it in is not kept in files."""
     return module
