@@ -129,7 +129,7 @@ def plan(
         DataError: the data does not fit the model.
         TraceError: the model does not run on the input.
     """
-    check_ready(model)
+    check_ready(model, values=False)
     given, sample = _request(settings, inputs, asked)
     examples = None if calibrate is None else examples_for(model, calibrate, given)
     return make_plan(model, given, examples=examples, given=sample, progress=progress)

@@ -148,8 +148,9 @@ class Gatherer:
                         partner = None if beside is None else beside[role][side]
                         if partner is not None and not same_examples(part, partner):
                             partner = None
-                        if other is not None and partner is None:
+                        if other is not None and (partner is None or not moment.paired):
                             moment.part()
+                            partner = None
                         moment.add(part, partner)
                 if whole is None:
                     continue

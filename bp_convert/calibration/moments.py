@@ -134,7 +134,7 @@ class Moment:
             self.moments[1].addmm_(flat.t(), flat)
         else:
             self.moments[0].add_(near.square().sum(0, dtype=torch.float64))
-        if other is not None and self.paired:
+        if other is not None:
             self._beside(rows, near, other * self.scale)
         self.count += len(rows)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import typer
@@ -47,7 +48,7 @@ def inspect(
                         model, arch=arch, trust=trust or (), allow_missing=allow_missing
                     )
                 except CheckpointError:
-                    if arch is None and not json_only and _show_weights(model, quiet=quiet):
+                    if arch is None and _show_weights(model, quiet=quiet, json_only=json_only):
                         return
                     raise
                 trail.stage = "planning"
@@ -57,7 +58,7 @@ def inspect(
         print_report(result, json_only=json_only, quiet=quiet, verbose=True)
 
 
-def _show_weights(model: Path, *, quiet: bool) -> bool:
+def _show_weights(model: Path, *, quiet: bool, json_only: bool) -> bool:
     """Show the tensors of a file that holds weights and no model; return False for any other."""
     from bp_convert.files import ARCH_FORMS
     from bp_convert.files.listing import weights_alone
@@ -69,6 +70,10 @@ def _show_weights(model: Path, *, quiet: bool) -> bool:
         return False
     if held is None:
         return False
+    if json_only:
+        forms = {one.name: {"shape": list(one.shape), "dtype": one.dtype} for one in held}
+        print(json.dumps(forms, indent=1))
+        return True
     if quiet:
         print(weights_line(model.name, held))
         return True

@@ -11,7 +11,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 # The stage that a room of the package, a file of it, or a function in one stands for.
 STAGES = {
-    "cli/outputs": "writing the report",
+    "cli/outputs.write_reports": "writing the report",
+    "cli/outputs": "writing",
     "cli/settings": "reading the settings",
     "storage.load": "reading the model",
     "storage.plan_in": "reading the plan",

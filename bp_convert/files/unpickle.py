@@ -253,6 +253,9 @@ def _damaged(path: Path, problem: Exception) -> CheckpointError:
     elif "persistent_load" in text or "persistent id" in text:
         found = "a whole model in the format of torch 1.5 or older, which cannot be loaded safely"
         fix = "load it where it was made and save it again, or its state dict for --arch"
+    elif "has no attribute '_" in text:
+        found = f"a model that is incomplete: {text.splitlines()[-1].strip()[:200]}"
+        fix = "write it again with torch.save(model), or give its state dict with --arch"
     elif "GLOBAL" in text:
         name = text.partition("GLOBAL ")[2].split(" ")[0]
         found = f"a file in the format of torch 1.5 or older that names {name}; nothing was run"

@@ -11,8 +11,11 @@ from torch.nn.parameter import is_lazy
 from bp_convert.errors import PlanError
 
 
-def check_ready(model: object) -> None:
+def check_ready(model: object, *, values: bool = True) -> None:
     """Refuse what is no model, and a model of which some weights have no shape or no values yet.
+
+    Args:
+        values: whether weights have to hold values; to plan by shapes they need not.
 
     Raises:
         PlanError: no nn.Module; a lazy layer that has not seen an input, or a tensor on the meta
@@ -33,7 +36,7 @@ def check_ready(model: object) -> None:
             fix="run it once on an example before converting or saving it: model(example)",
         )
     empty = [(name, module, key) for name, module, (key, tensor) in held if tensor.is_meta]
-    if empty:
+    if empty and values:
         name, module, key = empty[0]
         raise PlanError(
             where=f"{name}.{key}".lstrip(".") + f" ({type(module).__name__})",

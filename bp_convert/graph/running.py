@@ -31,7 +31,8 @@ def draws_kept(*models: nn.Module) -> Iterator[None]:
     Args:
         models: whose devices draw numbers of their own.
     """
-    devices = {p.device.index or 0 for one in models for p in one.parameters() if p.is_cuda}
+    there = models if torch.cuda.is_available() else ()
+    devices = {p.device.index or 0 for one in there for p in one.parameters() if p.is_cuda}
     states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=sorted(devices)):
         try:

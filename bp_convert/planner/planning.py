@@ -87,7 +87,7 @@ class _Planning:
         progress: Progress,
         given: SampleInputs | None = None,
     ) -> None:
-        check_ready(model)
+        check_ready(model, values=False)
         self.model = model
         self.examples = examples
         self.given = given

@@ -350,9 +350,9 @@ def test_a_folder_of_images_calibrates_and_scores(cnn: tuple[object, ...]) -> No
 
 
 def test_arrays_of_another_size_are_refused(cnn: tuple[object, ...]) -> None:
-    np.save("other.npy", np.zeros((4, 3, 9, 9), np.float32))
+    np.save("other.npy", np.zeros((4, 2, 8, 8), np.float32))  # channels that it does not take
     done = run(*cnn, "--target", "params=0.5", "--calibrate", "other.npy", "-o", "s.pt")
-    refused(done, "other.npy", "3x9x9", "3x8x8")
+    refused(done, "other.npy", "2x8x8", "3x8x8")
     assert not Path("s.pt").exists()
 
 

@@ -12,6 +12,7 @@ import bp_convert
 from bp_convert.errors import CheckpointError, PlanError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
+BY_SHAPE = ("plan", "plan without input", "inspect")  # weights without values do
 CALLS = {
     "plan": lambda model: bp_convert.plan(model, inputs=["64"]),
     "plan without input": lambda model: bp_convert.plan(model),
@@ -38,7 +39,7 @@ def test_a_lazy_layer_that_never_ran_is_named(call: str) -> None:
     assert "run it once" in caught.value.fix
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", [name for name in CALLS if name not in BY_SHAPE])
 @pytest.mark.parametrize(
     ("part", "where"), [("2", "2.weight (Linear)"), ("1", "1.weight (BatchNorm1d)")]
 )
@@ -56,7 +57,7 @@ def test_a_buffer_counts_too() -> None:
     model = _plain()
     model[1].running_var = model[1].running_var.to("meta")
     with pytest.raises(PlanError, match=r"1.running_var \(BatchNorm1d\)(.|\n)*1 of 9"):
-        bp_convert.plan(model)
+        bp_convert.convert(model)
 
 
 def test_a_lazy_layer_that_has_run_converts() -> None:
