@@ -184,9 +184,10 @@ def main() -> None:
 
 
 def _import_libraries() -> None:
-    """Import what every child needs; nothing is computed, so that forks are safe."""
+    """Import what every child needs, but no model of transformers: nothing is computed, so that
+    forks are safe, and a file is read in a process that does not know its classes yet."""
     import timm  # noqa: F401
-    import transformers  # noqa: F401
+    from transformers import GenerationMixin, PreTrainedModel  # noqa: F401
 
     import bp_convert.pipeline  # noqa: F401
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import bp_convert
 from benchmarks.zoo.compare import Leaf, gap, leaves, state_of, tolerance
@@ -25,6 +25,8 @@ from bp_convert.errors import BpConvertError
 from tests.fuzz.grammar import Case, case
 
 BLAMES = ("report this", "fault of bp-convert", "fault in bp-convert", "internal error")
+MODES = ("eval", "train")
+ROUNDED = 1e-6
 SAVED = 4  # every so many architectures are saved and read again
 
 
@@ -35,10 +37,7 @@ def check(seed: int) -> str:
         AssertionError: it is another function, a refusal blames the tool, or the source changed.
         Exception: whatever else the tool let through.
     """
-    source, reference = case(seed), case(seed)
-    if seed % 3 == 0:  # as after training: caches are filled
-        for one in (source, reference):
-            _answers(one.model, one)
+    source = _used(seed)
     before = state_of(source.model)
     small, told = _converted(source)
     assert state_of(source.model) == before, f"the source changed; {told}"
@@ -48,9 +47,45 @@ def check(seed: int) -> str:
         return f"refused: {told}"
     if seed % SAVED == 0:
         _check_saved(small, source)
-    for training in (False, True):
-        _check_equal(reference, source, small, training)
+    wanted = _both_modes(_used(seed).model, source)
+    for mode, want, got in zip(MODES, wanted, _both_modes(small, source), strict=True):
+        apart, where = gap(want, got)
+        if apart > tolerance(want):
+            allowed = _shaken(seed)[MODES.index(mode)]
+            assert apart <= allowed, f"{mode} mode: differs by {apart:.3g} in {where}"
     return told
+
+
+def _used(seed: int) -> Case:
+    """Return a fresh case, every third as after training: its caches are filled."""
+    made = case(seed)
+    if seed % 3 == 0:
+        _answers(made.model, made)
+    return made
+
+
+def _both_modes(model: nn.Module, given: Case) -> list[list[Leaf]]:
+    """Return what a model answers in eval mode, and after that in train mode."""
+    return [_answers(model.train(mode == "train"), given) for mode in MODES]
+
+
+def _shaken(seed: int) -> list[float]:
+    """Return how far the source's own answers move, in both modes, where what its layers put out is
+    rounded to six digits: a norm over a channel that is nearly constant blows rounding up."""
+    still, moved = _used(seed), _used(seed)
+    noise = torch.Generator().manual_seed(seed)
+
+    def rounded(module: nn.Module, inputs: Any, output: Any) -> Any:
+        if not isinstance(output, Tensor):
+            return output
+        size = ROUNDED * output.abs().mean()
+        return output + size * torch.randn(output.shape, generator=noise, dtype=output.dtype)
+
+    for one in moved.model.modules():
+        if not list(one.children()):
+            one.register_forward_hook(rounded)
+    pairs = zip(_both_modes(still.model, still), _both_modes(moved.model, still), strict=True)
+    return [gap(want, got)[0] for want, got in pairs]
 
 
 def _converted(given: Case) -> tuple[nn.Module | None, str]:
@@ -61,16 +96,6 @@ def _converted(given: Case) -> tuple[nn.Module | None, str]:
         return None, str(refusal)
     replaced = any(layer.action == "replaced" for layer in report.layers)
     return small, "converted" if replaced else "kept"
-
-
-def _check_equal(reference: Case, given: Case, small: nn.Module, training: bool) -> None:
-    reference.model.train(training)
-    small.train(training)
-    want = _answers(reference.model, given)
-    got = _answers(small, given)
-    apart, where = gap(want, got)
-    mode = "train" if training else "eval"
-    assert apart <= tolerance(want), f"{mode} mode: differs by {apart:.3g} in {where}"
 
 
 def _check_saved(small: nn.Module, given: Case) -> None:
@@ -120,7 +145,8 @@ def main() -> None:
             words = " ".join(str(problem).split())[:300]
             print(f"{seed}: {type(problem).__name__}: {words}", flush=True)
         counts[found] = counts.get(found, 0) + 1
-    print(counts)
+    if counts:
+        print(counts)
     sys.exit(bool(counts.get("failed")))
 
 
