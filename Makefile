@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/bp-convert demo
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import typer
@@ -63,6 +62,7 @@ def _show_weights(model: Path, *, quiet: bool, json_only: bool) -> bool:
     from bp_convert.files import ARCH_FORMS
     from bp_convert.files.listing import weights_alone
     from bp_convert.render.weights import shown_weights, weights_line
+    from bp_convert.values.text import as_json
 
     try:
         held = weights_alone(model)
@@ -72,7 +72,7 @@ def _show_weights(model: Path, *, quiet: bool, json_only: bool) -> bool:
         return False
     if json_only:
         forms = {one.name: {"shape": list(one.shape), "dtype": one.dtype} for one in held}
-        print(json.dumps(forms, indent=1))
+        print(as_json(forms))
         return True
     if quiet:
         print(weights_line(model.name, held))

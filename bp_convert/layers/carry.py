@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.nn.utils import skip_init
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -17,6 +18,16 @@ def adopt(twin: M, dense: Any) -> M:
         factor.requires_grad_(dense.weight.requires_grad)
     _bias(dense, source)
     return twin.train(dense.training)
+
+
+def blank(kind: type[M], *args: Any, **named: Any) -> M:
+    """Make a layer whose weights are not set: none is drawn only to be overwritten.
+
+    Args:
+        args: with ``named``, of its constructor; ``device`` has to be among them.
+    """
+    made: M = skip_init(kind, *args, **named)  # type: ignore[no-untyped-call]
+    return made
 
 
 def release(dense: M, twin: Any) -> M:

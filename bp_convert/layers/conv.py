@@ -20,7 +20,7 @@ from bp_convert.kron.conv_layout import (
 )
 from bp_convert.kron.nearest import nearest_kronecker_sum, reconstruct
 from bp_convert.kron.pairs import check_positive
-from bp_convert.layers.carry import adopt, release
+from bp_convert.layers.carry import adopt, blank, release
 from bp_convert.layers.conv_checks import check_factors, check_fields
 from bp_convert.layers.init import init_factors_
 from bp_convert.values.factors import FactorSpec
@@ -250,7 +250,8 @@ class _BPConv(nn.Module):
 
     def to_dense(self) -> Any:
         """Return the torch convolution of the same weight; nothing is shared with it."""
-        new: Any = self.DENSE(
+        new: Any = blank(
+            self.DENSE,
             self.in_channels,
             self.out_channels,
             self.kernel_size,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bp_convert.errors import FactorError
 from bp_convert.kron.nearest import nearest_kronecker_sum
 from bp_convert.kron.policies import paper_factors
+from bp_convert.layers.carry import blank
 from bp_convert.layers.checks import wrong_pair
 from bp_convert.layers.init import init_factors_
 from bp_convert.values.factors import FactorSpec
@@ -166,7 +167,8 @@ class BPEmbedding(nn.Module):
 
     def to_dense(self) -> nn.Embedding:
         """Return the ``nn.Embedding`` of the same table; nothing is shared with it."""
-        new = nn.Embedding(
+        new = blank(
+            nn.Embedding,
             self.num_embeddings,
             self.embedding_dim,
             self.padding_idx,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bp_convert.kron.contract import bilinear
 from bp_convert.kron.nearest import nearest_kronecker_sum, reconstruct
 from bp_convert.kron.policies import paper_factors
-from bp_convert.layers.carry import adopt, release
+from bp_convert.layers.carry import adopt, blank, release
 from bp_convert.layers.checks import checked
 from bp_convert.layers.init import init_factors_
 from bp_convert.layers.nested import over_nested
@@ -125,7 +125,8 @@ class BPLinear(nn.Module):
 
     def to_dense(self) -> nn.Linear:
         """Return the ``nn.Linear`` of the same weight; nothing is shared with it."""
-        new = nn.Linear(
+        new = blank(
+            nn.Linear,
             self.in_features,
             self.out_features,
             self.bias is not None,

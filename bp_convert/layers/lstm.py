@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from bp_convert.kron.nearest import nearest_kronecker_sum
+from bp_convert.layers.carry import blank
 from bp_convert.layers.init import init_factors_
 from bp_convert.layers.lstm_checks import (
     GATES,
@@ -324,7 +325,8 @@ class BPLSTM(nn.Module):
 
     def to_dense(self) -> nn.LSTM:
         """Return the ``nn.LSTM`` of the same weights; its second bias is zero."""
-        new = nn.LSTM(
+        new = blank(
+            nn.LSTM,
             self.input_size,
             self.hidden_size,
             self.num_layers,

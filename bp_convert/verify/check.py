@@ -22,7 +22,7 @@ from bp_convert.values.report import Verification
 from bp_convert.verify.compare import Change, Difference, change, difference
 from bp_convert.verify.fingerprint import Fingerprint, check_untouched
 from bp_convert.verify.masks import masked
-from bp_convert.verify.reference import Reference, change_weights, in_dtype
+from bp_convert.verify.reference import Reference, in_dtype
 from bp_convert.verify.trace import last_called, parting
 
 BATCH = 2  # batch norm in train mode needs more than one
@@ -30,7 +30,7 @@ MANY = 32  # of the user's own examples, on which the error is measured; one tha
 ROUNDING = 1e-4  # relative difference of outputs up to which float32 explains it
 EXACT = 1e-8  # the same in float64
 COARSE = 5e-2  # and in half precision, where a model computes in nothing else
-SCALED = 1.05  # by which weights are changed, to see that nothing stale is used
+SCALED = 1.05  # by which factors are changed, to see that nothing stale is used
 NUDGE = 1e-6  # of the weights: what rounding may be blown up to in a model that is sensitive to it
 
 
@@ -300,7 +300,7 @@ class _Pair:
         own = dtype or _dtype(converted)
         self.tolerance = ROUNDING if own in (torch.float32, torch.float64) else COARSE
         kinds = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
-        self.has_attention = any(isinstance(one, kinds) for one in source.modules())
+        self.has_attention = any(isinstance(one, kinds) for one in converted.modules())
 
     @property
     def plain(self) -> nn.Module:
@@ -308,8 +308,7 @@ class _Pair:
 
     def change(self) -> None:
         """Scale the weights of both alike."""
-        change_weights(self.twin, self.names, SCALED)
-        self.reference.update()
+        self.reference.scale(SCALED)
 
     def is_sensitive(self, way: Way, size: float) -> bool:
         """Return whether weights that differ by rounding change the outputs about as much."""

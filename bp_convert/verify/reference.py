@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -29,31 +32,43 @@ class Reference:
     ) -> None:
         self.converted = converted
         self.names = [layer.name for layer in plan.converted]
-        self.swaps: dict[nn.Module, nn.Module] = {}
+        self.dense: dict[str, Tensor] = {}  # parameters here that stand for factors
         if any(one.before != one.after for one in plan.resizes) or _widened(plan):
-            self.swaps = {
+            swaps: dict[nn.Module, nn.Module] = {
                 one: one.to_dense() for one in converted.modules() if isinstance(one, TWINS)
             }
-            self.model = clone(converted, self.swaps, apart=True)
+            self.model = clone(converted, swaps, apart=True)
         else:
             self.model = in_dtype(clone(source, apart=True), dtype)
-        self.update()
+        self._take_over()
 
     @torch.no_grad()
-    def update(self) -> None:
-        """Take the weights over once more: those of the converted model have changed."""
-        plain: dict[str, Tensor] = {}
+    def _take_over(self) -> None:
+        """Take the weights of the converted model over, a layer at a time."""
+        ours = _state(self.model)
+        for name, tensor in _state(self.converted).items():
+            _copy(tensor, ours.get(name))
+        for name, twin in self._twins():
+            for key, tensor in twin.to_dense().named_parameters():
+                own = f"{name}.{key}" if name else key  # the model itself may be the layer
+                if _copy(tensor, ours.get(own)):
+                    self.dense[own] = ours[own]
+
+    @torch.no_grad()
+    def scale(self, factor: float) -> None:
+        """Scale the factors and biases of the converted model and what they are here, in place:
+        a weight is a sum of products of two factors."""
+        parts = [one for _, twin in self._twins() for one in twin.parameters()]
+        for tensor in {id(one): one for one in parts}.values():
+            tensor.mul_(factor)
+        powers = {id(one): (one, key) for key, one in self.dense.items()}
+        for tensor, key in powers.values():
+            is_weight = key.rpartition(".")[2].startswith("weight")
+            tensor.mul_(factor**2 if is_weight else factor)
+
+    def _twins(self) -> Iterator[tuple[str, Any]]:
         for name in self.names:
-            twin = self.converted.get_submodule(name)
-            assert isinstance(twin, TWINS)
-            dense = twin.to_dense()
-            prefix = f"{name}." if name else ""  # the model itself may be the layer
-            plain.update({f"{prefix}{key}": one for key, one in dense.named_parameters()})
-        ours = {**_state(self.converted), **plain}
-        for name, tensor in _state(self.model).items():
-            found = ours.get(name)
-            if found is not None and found.shape == tensor.shape and tensor.is_floating_point():
-                tensor.copy_(found)
+            yield name, self.converted.get_submodule(name)
 
 
 def in_dtype(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
@@ -61,14 +76,6 @@ def in_dtype(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     if dtype is not None:
         cast(model, dtype)
     return model
-
-
-@torch.no_grad()
-def change_weights(converted: nn.Module, names: list[str], factor: float) -> None:
-    """Scale every factor and bias of the named layers, in place."""
-    for name in names:
-        for parameter in converted.get_submodule(name).parameters():
-            parameter.mul_(factor)
 
 
 def _widened(plan: Plan) -> bool:
@@ -82,3 +89,11 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
     }
+
+
+def _copy(old: Tensor, new: Tensor | None) -> bool:
+    """Copy a tensor onto its counterpart where that has its shape; return whether it does."""
+    fits = new is not None and new.shape == old.shape and new.is_floating_point()
+    if new is not None and fits:
+        new.copy_(old)
+    return fits

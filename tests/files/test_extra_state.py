@@ -139,24 +139,24 @@ def test_an_int8_model_is_whole_or_not_written(tmp_path: Path) -> None:
         assert digests(whole_state(target)) == digests(whole_state(source))
 
 
+DRAWS = torch.Generator().manual_seed(0)
+BUFFERS = {
+    "complex": torch.randn(2, dtype=torch.complex64, generator=DRAWS),
+    "conjugate": torch.randn(3, dtype=torch.complex64, generator=DRAWS).conj(),
+    "float8": torch.randn(4, generator=DRAWS).to(torch.float8_e4m3fn),
+    "bool": torch.tensor([True, False]),
+    "uint16": torch.arange(3).to(torch.uint16),
+    "number": torch.tensor(7, dtype=torch.int64),
+    "nan": torch.tensor(float("nan")),
+    "empty": torch.empty(0),
+    "empty of three axes": torch.empty(2, 0, 3, dtype=torch.int8),
+    "transposed": torch.randn(2, 3, generator=DRAWS).t(),
+    "expanded": torch.randn(1, 3, generator=DRAWS).expand(4, 3),
+}
+
+
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-@pytest.mark.parametrize(
-    "value",
-    [
-        torch.randn(2, dtype=torch.complex64),
-        torch.randn(3, dtype=torch.complex64).conj(),
-        torch.randn(4).to(torch.float8_e4m3fn),
-        torch.tensor([True, False]),
-        torch.arange(3).to(torch.uint16),
-        torch.tensor(7, dtype=torch.int64),
-        torch.tensor(float("nan")),
-        torch.empty(0),
-        torch.empty(2, 0, 3, dtype=torch.int8),
-        torch.randn(2, 3).t(),
-        torch.randn(1, 3).expand(4, 3),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("value", BUFFERS.values(), ids=BUFFERS)
 @pytest.mark.parametrize("persistent", [True, False])
 def test_buffers_of_any_kind(persistent: bool, value: Tensor, suffix: str, tmp_path: Path) -> None:
     source, target = nn.Linear(1, 1), nn.Linear(1, 1)
