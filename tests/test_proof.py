@@ -42,13 +42,21 @@ class Noisy(Net):
 
 class Shy(Net):
     def __setstate__(self, state):
-        if "bp_convert.proof" in sys.argv[0] or sys.argv[0].endswith("proof.py"):
+        if "proof" in sys.argv[0]:
             raise RuntimeError("not here")
+        super().__setstate__(state)
+
+class Once(Net):
+    def __setstate__(self, state):
+        if "proof" in sys.argv[0]:
+            if hasattr(sys, "seen_before"):
+                raise RuntimeError("not twice")
+            sys.seen_before = True
         super().__setstate__(state)
 
 class Fatal(Net):
     def __setstate__(self, state):
-        if sys.argv[0].endswith("proof.py"):
+        if "proof" in sys.argv[0]:
             os._exit(7)
         super().__setstate__(state)
 """
@@ -121,15 +129,36 @@ def test_a_process_that_dies_is_no_verdict(nets: Any) -> None:
     assert Path("out.pt").is_file()
 
 
-def test_the_process_ends_with_the_work() -> None:
+def test_a_helper_serves_many_files_and_ends_with_the_process(tmp_path: Path) -> None:
+    code = f"""
+import os
+import torch
+from pathlib import Path
+from torch import nn
+from bp_convert.proof import Proof
+from bp_convert.storage import save_dense
+helpers = []
+for name in ("a.pt", "b.pt"):
+    model, path = nn.Linear(2, 2), Path({str(tmp_path)!r}) / name
     with Proof() as proof:
-        process = proof._process
-        assert process is not None
-        assert process.poll() is None
-        folder = proof._folder.name
-        assert Path(folder) != Path.cwd()
-    assert process.poll() is not None
-    assert not Path(folder).exists()
+        helpers.append(proof._helper.process.pid)
+        save_dense(model, path, prove=proof.of(model, path))
+    assert not proof.notes, proof.notes
+assert len(set(helpers)) == 1
+print(helpers[0])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(done.stdout), 0)
+    assert {one.name for one in tmp_path.iterdir()} == {"a.pt", "b.pt"}
+
+
+def test_nothing_of_one_question_reaches_the_next(nets: Any) -> None:
+    torch.save(nets.Once(), "net.pt")
+    for _ in range(2):
+        done = run("net.pt", "--trust", "proof_nets", *FLAGS, "--force", "-o", "out.pt")
+        assert done.exit_code == 0, done.output
 
 
 def test_one_that_takes_too_long_is_no_verdict(tmp_path: Path) -> None:
