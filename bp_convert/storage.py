@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from bp_convert.layers import TWINS
 from bp_convert.pickles.guard import guard, unguard
 from bp_convert.surgery import apply_plan
 from bp_convert.values.plan import Plan
+from bp_convert.values.text import as_json
 
 PLAN_ATTRIBUTE = "bp_convert_plan"
 
@@ -249,7 +249,7 @@ def write_plan(plan: Plan, path: str | Path, force: bool = False) -> Path:
     Raises:
         CheckpointError: the file exists or cannot be written.
     """
-    text = json.dumps(plan.model_dump(mode="json", by_alias=True), indent=1)
+    text = as_json(plan.model_dump(mode="json", by_alias=True))
     return write_text(Path(path), text + "\n", force=force)
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor, nn
 
 from bp_convert.errors import BpConvertError, FactorError, PlanError
@@ -19,6 +18,7 @@ from bp_convert.graph.channel_map import ChannelMaps
 from bp_convert.graph.clone import all_tensors, to_meta
 from bp_convert.graph.followers import Follow, interleave
 from bp_convert.graph.reshape import held, owner_of, reshaped
+from bp_convert.graph.running import same_draws
 from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Spread
 from bp_convert.values.plan import LayerPlan, Plan
@@ -194,8 +194,7 @@ def apply_plan(
         {id(t): to_meta(t) for t in all_tensors(model)} if structure_only else {}
     )
     todo = plan.converted
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(plan.settings.seed)
+    with same_draws(plan.settings.seed):
         for done, layer in enumerate(todo):
             if progress is not None:
                 progress(layer.name, done, len(todo))

@@ -17,6 +17,7 @@ from bp_convert.batch.train import finetune
 from bp_convert.errors import CheckpointError
 from bp_convert.files import arch_factory, load_model, write_text
 from bp_convert.files.atomic import write_all
+from bp_convert.graph.running import same_draws
 from bp_convert.values.recipe import Job
 from bp_convert.values.training import Trained
 
@@ -61,8 +62,7 @@ def open_source(job: Job) -> Source:
         return Source(loaded.model, loaded.source, loaded.arch, True, None, loaded.notes)
     assert job.arch is not None
     factory = arch_factory(job.arch, trust=job.trust)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(job.seed)
+    with same_draws(job.seed):
         model = factory()
     # A user's own factory may return a trained model; a library's architecture is a fresh start.
     own = job.arch.partition("?")[0].rpartition(":")[0].endswith(".py")

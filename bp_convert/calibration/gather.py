@@ -178,6 +178,7 @@ class Gatherer:
                     lookup=site.kind.lookup,
                     centred=site.name in self.centred,
                     cross=self.cross,
+                    name=site.name,
                 )
                 for _ in range(sides)
             ]

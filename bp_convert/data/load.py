@@ -13,11 +13,12 @@ from bp_convert.data.columns import ColumnRows
 from bp_convert.data.examples import Examples
 from bp_convert.data.fit import Accepts
 from bp_convert.data.gather import Request
-from bp_convert.data.loader import ItemRows, seeded
+from bp_convert.data.loader import ItemRows
 from bp_convert.data.opened import open_object, open_source, tensor_rows
 from bp_convert.data.rows import Part
 from bp_convert.data.source import Source
 from bp_convert.errors import BpConvertError, DataError
+from bp_convert.graph.running import same_draws
 from bp_convert.values.tensors import TensorSpec
 
 
@@ -61,7 +62,7 @@ def load_examples(
     parsed = Source.parse(source)
     if is_code(parsed.name):
         parsed.admit(())
-        with seeded(seed):
+        with same_draws(seed):
             return _from_code(load_object(parsed.name, parsed.where), asked, parsed)
     rows = open_source(parsed, specs, part=part, tokenizer=tokenizer)
     if getattr(rows, "split", ""):  # the splits are other examples already
@@ -129,7 +130,7 @@ def from_loader(
         DataError: the loader fails, yields nothing, or does not fit the model.
     """
     asked = Request(specs, count, batch, seed, part, held_out, spare, accepts)
-    with seeded(seed):
+    with same_draws(seed):
         return _from_code(loader, asked, Source(source, source))
 
 

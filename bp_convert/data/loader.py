@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,21 +21,6 @@ from bp_convert.graph.tree import rows_in, tensors_in
 from bp_convert.values.tensors import TensorSpec
 
 Item = tuple[Args, Kwargs, Tensor | None]
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed torch, numpy and random, and put them back: a loader that shuffles repeats itself."""
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        np.random.seed(seed % 2**32)
-        random.seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
 
 
 def is_item(value: object) -> bool:

@@ -31,12 +31,14 @@ from bp_convert.graph.followers import (
     mixes,
 )
 from bp_convert.graph.reshape import held, owner_of, reshaped
-from bp_convert.graph.running import Args, Kwargs, evaluating, quiet_forward
+from bp_convert.graph.running import Args, Kwargs, evaluating, quiet_forward, same_draws
 from bp_convert.graph.tree import tensors_in
 from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Spread
 from bp_convert.kron.conv_layout import out_sizes
 from bp_convert.values.plan import LayerPlan, Plan
+
+SEED = 20190304  # of the values by which channels are told apart
 
 
 @dataclass
@@ -72,8 +74,7 @@ def measure_maps(
         kwargs: keyword example inputs.
         kept: for layers that are narrowed, the old output of each new one, (K',).
     """
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), quiet_forward():
-        torch.manual_seed(20190304)
+    with same_draws(SEED, model), torch.no_grad(), quiet_forward():
         return _Comparison(model, plan, kept or {}).run(args, kwargs)
 
 
@@ -132,8 +133,11 @@ class _Comparison:
                 module.forward = self._substitute(watch)
             else:
                 self._hook(module, watch, self._compare_and_fill(shaken, module))
-        before = tensors_in(source(*args, **kwargs))
-        after = tensors_in(wide(*args, **kwargs))
+        try:
+            before = tensors_in(source(*args, **kwargs))
+            after = tensors_in(wide(*args, **kwargs))
+        except Exception as problem:  # the user's forward, on values that are none of its own
+            return self._nothing(problem)
         same = len(before) == len(after) and all(
             a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
             for a, b in zip(before, after, strict=True)
@@ -141,6 +145,13 @@ class _Comparison:
         self._finish()
         self.maps.preserved = same and not self.maps.unknown and not self.maps.fresh
         return self.maps
+
+    def _nothing(self, problem: Exception) -> ChannelMaps:
+        """Return maps in which nothing is known."""
+        why = f"the model does not run on drawn values ({type(problem).__name__}: {problem})"
+        names = [one.name for one in self.watches if one.layer is not None]
+        fresh = dict.fromkeys(self.resized.keys() - set(names), why)
+        return ChannelMaps(unknown=dict.fromkeys(names, why), fresh=fresh, preserved=False)
 
     def _copies(self) -> tuple[nn.Module, nn.Module, dict[str, Tensor]]:
         """Copy the model twice: with followers shaken, so that no two channels look alike, and

@@ -18,9 +18,10 @@ from torch.utils.data import DataLoader, Dataset
 from bp_convert.data.columns import ColumnRows
 from bp_convert.data.examples import Batch
 from bp_convert.data.fit import fit_batch
-from bp_convert.data.loader import batched, seeded
+from bp_convert.data.loader import batched
 from bp_convert.data.rows import Rows
 from bp_convert.errors import BpConvertError, DataError
+from bp_convert.graph.running import same_draws
 from bp_convert.graph.tree import rows_in
 from bp_convert.training.randomness import Aside, mixed
 from bp_convert.values.tensors import TensorSpec
@@ -175,7 +176,7 @@ class _Table(Dataset[Any]):
         try:
             if self._own:
                 return self._read(rows)
-            with seeded(mixed(self._seed, self._epoch, rows[0])):
+            with same_draws(mixed(self._seed, self._epoch, rows[0])):
                 return self._read(rows)
         except BpConvertError as problem:
             return problem

@@ -15,11 +15,12 @@ from bp_convert.data.code import is_code, load_object
 from bp_convert.data.columns import ColumnRows
 from bp_convert.data.door import same_source
 from bp_convert.data.examples import Examples
-from bp_convert.data.loader import ItemRows, seeded
+from bp_convert.data.loader import ItemRows
 from bp_convert.data.opened import open_object, open_source, tensor_rows
 from bp_convert.data.rows import Part, Rows, broken_words
 from bp_convert.data.source import Source
 from bp_convert.errors import BpConvertError, DataError, TrainingError
+from bp_convert.graph.running import same_draws
 from bp_convert.training import augment
 from bp_convert.training.feed import Feed, Place, RowsFeed, StreamFeed
 from bp_convert.training.randomness import mixed
@@ -155,7 +156,7 @@ def _open(data: Any, part: Part, settings: Training, reading: Reading) -> _Opene
             split = bool(getattr(rows, "split", ""))
             return _Opened(source.where, source.text, rows, split=split)
         source.admit(())
-        with seeded(settings.seed):
+        with same_draws(settings.seed):
             found: Any = load_object(source.name, source.where)
         return _of_object(found, source.where, source.text, settings, specs)
     if isinstance(data, Examples):
@@ -169,7 +170,7 @@ def _of_object(
     found: Any, where: str, text: str, settings: Training, specs: Sequence[TensorSpec]
 ) -> _Opened:
     try:
-        with seeded(settings.seed):
+        with same_draws(settings.seed):
             opened: Any = open_object(found, specs, where)
     except BpConvertError:
         raise

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bp_convert.data.loader import seeded
+from bp_convert.graph.running import same_draws
 
 
 def mixed(*numbers: int) -> int:
@@ -20,7 +20,7 @@ class Aside:
     """Random states of their own, in use inside ``with``."""
 
     def __init__(self, seed: int) -> None:
-        with seeded(seed):
+        with same_draws(seed):
             self._state = random_state()
 
     def __enter__(self) -> None:

@@ -260,3 +260,34 @@ def test_the_source_is_not_touched() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+class Picky(nn.Module):
+    """Does not take every value of its own hidden layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.norm, self.two = nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 16)
+        self.three = nn.Linear(16, 4)
+        self.strict = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(self.one(x))
+        if self.strict:
+            raise ValueError("saturated")
+        return self.three(self.two(hidden))
+
+
+def test_a_model_that_does_not_run_on_drawn_values_starts_afresh() -> None:
+    model = Picky().eval()
+    inputs = (TensorSpec.parse("16"),)
+    plan = make_plan(model, Settings(alpha=2, rank=10**6, inputs=inputs, convert_anyway=True))
+    model.strict = True
+    maps = measure_maps(model, plan, *make_inputs(model, inputs, batch=4))
+    assert not maps.preserved
+    assert "saturated" in maps.unknown["two"]
+    assert "saturated" in maps.fresh["norm"]
+    model.strict = False
+    done = apply_plan(model, plan, maps)
+    assert {"two", "norm"} <= done.random.keys()
+    assert done.model(torch.zeros(2, 16)).shape == (2, 4)
