@@ -222,7 +222,8 @@ def convert(
         plan = make_plan(model, given, examples=examples, given=sample, progress=progress)
     else:
         plan = recount(model, plan)
-    sample = sample or _sample(plan, examples)
+    if sample is None or examples is not None:
+        sample = _sample(plan, examples)
     fitted_to = "" if examples is None or not _fits_data(plan) else examples.words
     done = _apply(model, plan, progress, sample, examples)
     check_counts(done.model, plan)
@@ -344,9 +345,14 @@ def _batches(measure: Sequence[int] | int) -> Sequence[int]:
 
 
 def _sample(plan: Plan, examples: Examples | None) -> SampleInputs:
-    """Return the example inputs of a plan: real ones where there are some."""
+    """Return the example inputs of a plan: real ones where there are some, best those to which
+    nothing is fitted."""
+    if examples is None:
+        return SampleInputs(plan.inputs, words=plan.assumed)
+    if examples.fresh is None:
+        return SampleInputs(plan.inputs, examples.batches[0], plan.assumed, "calibration data")
     return SampleInputs(
-        plan.inputs, None if examples is None else examples.batches[0], plan.assumed
+        plan.inputs, examples.fresh, plan.assumed, "data that nothing was fitted to"
     )
 
 

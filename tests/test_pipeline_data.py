@@ -283,3 +283,27 @@ def test_ids_are_held_to_the_table_that_reads_them() -> None:
     assert fine.count == 6
     with refuses(DataError, "ids from", "0 to 29"):
         examples_for(Words(), {"tokens": torch.tensor([[1, 2, 30]])}, settings)
+
+
+@pytest.mark.parametrize(
+    ("count", "words", "examples"),
+    [(700, "data that nothing was fitted to", 32), (520, "data that nothing was fitted to", 8),
+     (80, "calibration data", 32)],
+)  # fmt: skip
+def test_what_is_not_calibrated_on_is_what_outputs_are_compared_on(
+    count: int, words: str, examples: int
+) -> None:
+    net, x = model(), vectors(count)
+    small, report = bp_convert.convert(net, calibrate=x, target="params=0.4", convert_anyway=True)
+    found = report.verification
+    assert found is not None
+    assert (found.on, found.examples) == (words, examples)
+    taken = examples_for(net, x)
+    assert (taken.fresh is None) == (count <= 512)
+    if taken.fresh is not None:
+        fresh = taken.fresh[0][0]
+        assert len(fresh) == examples
+        assert not {tuple(row.tolist()) for row in fresh} & set(rows(taken))
+        with torch.no_grad():
+            gap = (small(fresh) - net(fresh)).norm() / (net(fresh) - net(fresh).mean(0)).norm()
+        assert found.output_error == pytest.approx(float(gap), rel=0.05)

@@ -31,6 +31,8 @@ class Examples:
             where they are none of these, None where the source has no numbers.
         digest: the first 16 hex digits of the SHA-256 of all tensors. The same examples in
             batches of another size have another digest.
+        fresh: a batch of other examples of the source, which nothing is fitted to; None where
+            there are none, or where they cannot be read without reading all before them.
     """
 
     batches: tuple[Batch, ...]
@@ -39,6 +41,7 @@ class Examples:
     source: str
     digest: str
     rows: tuple[int, ...] | None = None
+    fresh: Batch | None = None
 
     @property
     def words(self) -> str:

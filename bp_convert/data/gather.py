@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -14,6 +14,8 @@ from bp_convert.data.rows import Part, Rows, broken_words, empty, pick, used_up
 from bp_convert.errors import DataError
 from bp_convert.graph.tree import rows_in
 from bp_convert.values.tensors import TensorSpec
+
+FRESH = 32  # examples on which a fitted model is compared with its source
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,22 @@ class Request:
         elsewhere = self.part == "evaluate" and bool(getattr(rows, "split", ""))
         numbers = () if elsewhere else tuple(chosen)
         text += f", {broken_words(len(broken))}" if broken else ""
-        return self._finish(batches, rows.labels(chosen), where, text, total, numbers)
+        made = self._finish(batches, rows.labels(chosen), where, text, total, numbers)
+        if self.part == "evaluate" or in_order:
+            return made
+        return replace(made, fresh=self._fresh(rows, len(chosen), broken, where))
+
+    def _fresh(self, rows: Rows, taken: int, broken: frozenset[int], where: str) -> Batch | None:
+        """Read some of what calibration leaves to evaluation."""
+        try:
+            others = pick(
+                len(rows), count=FRESH, seed=self.seed, part="evaluate", held_out=taken,
+                spare=self.spare, left_out=broken, where=where,
+            )  # fmt: skip
+        except DataError:
+            return None
+        (batch,) = rows.read(others, FRESH)
+        return fit_batch(*batch, self.specs, where, self.accepts)
 
     def of_stream(self, items: Iterable[object], where: str, text: str) -> Examples:
         """Take the next examples of an iterable."""

@@ -18,6 +18,7 @@ from bp_convert.values.tensors import TensorSpec
 
 # What a tokenizer adds of its own accord; a forward that has no such argument goes without.
 OPTIONAL = ("attention_mask", "token_type_ids")
+GIVEN = "the inputs given"
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 _KNOWN = (*_FLOATS, "int64", "int32", "bool", "uint8")
 
@@ -31,11 +32,13 @@ class SampleInputs:
         given: real ones, (args, kwargs) with the examples on the first axis of each tensor; None
             where they are drawn.
         words: what was assumed, or what they are.
+        origin: what is compared on them is compared on, in words.
     """
 
     specs: tuple[TensorSpec, ...] = ()
     given: tuple[Args, Kwargs] | None = None
     words: str = ""
+    origin: str = "random input"
 
     def __bool__(self) -> bool:
         return bool(self.specs) or self.given is not None
@@ -178,7 +181,7 @@ def given_sample(inputs: Any) -> SampleInputs:
         given = (tuple(inputs), {})
     else:
         given = ((inputs,), {})
-    return SampleInputs(specs_of_batch(*given), given, f"{rows_in(given)} given examples")
+    return SampleInputs(specs_of_batch(*given), given, f"{rows_in(given)} given examples", GIVEN)
 
 
 def specs_of_batch(args: Args, kwargs: Kwargs) -> tuple[TensorSpec, ...]:

@@ -283,7 +283,7 @@ class _Verifying:
             flips=found.flips,
             ways=tuple(dict.fromkeys(way.words for way in self.past)),
             examples=min(self.sample.count, MANY),
-            on="calibration data" if self.sample.real else "random input",
+            on=self.sample.origin,
             notes=tuple(dict.fromkeys(self.notes)),
         )
 
