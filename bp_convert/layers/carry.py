@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.nn.utils import skip_init
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -20,14 +19,9 @@ def adopt(twin: M, dense: Any) -> M:
     return twin.train(dense.training)
 
 
-def blank(kind: type[M], *args: Any, **named: Any) -> M:
-    """Make a layer whose weights are not set: none is drawn only to be overwritten.
-
-    Args:
-        args: with ``named``, of its constructor; ``device`` has to be among them.
-    """
-    made: M = skip_init(kind, *args, **named)  # type: ignore[no-untyped-call]
-    return made
+def blank(kind: type[M], *args: Any, device: torch.device, **named: Any) -> M:
+    """Make a layer whose weights are not set: none is drawn only to be overwritten."""
+    return kind(*args, device="meta", **named).to_empty(device=device)
 
 
 def release(dense: M, twin: Any) -> M:
