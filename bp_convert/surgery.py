@@ -24,6 +24,7 @@ from bp_convert.kinds import Spread
 from bp_convert.values.plan import LayerPlan, Plan
 
 LARGEST = 2**29  # numbers in a widened weight that is built to be fitted: 2 GB in float32
+GROWTH = 64  # times a tensor's numbers, to which a plan that a person edited may let it grow
 Progress = Callable[[str, int, int], None]
 
 
@@ -107,8 +108,9 @@ def _check_followers(model: nn.Module, plan: Plan) -> None:
         sizes = resize.after
         if len(sizes) != len(resize.before) or min(sizes, default=1) < 1:
             raise _mismatch(resize.name, f"the new shape {sizes}", "positive sizes, as many")
-        if math.prod(sizes) > LARGEST:
-            raise _mismatch(resize.name, f"the new shape {sizes}", f"at most {LARGEST:,} numbers")
+        most = max(LARGEST, GROWTH * math.prod(resize.before))
+        if math.prod(sizes) > most:
+            raise _mismatch(resize.name, f"the new shape {sizes}", f"at most {most:,} numbers")
     modules = dict(model.named_modules(remove_duplicate=False))
     for change in plan.attrs:
         where = f"{change.module}.{change.attr}"

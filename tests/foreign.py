@@ -60,8 +60,8 @@ class Abroad(TorchFunctionMode):
                 f"{THERE} and {HERE}! ({name})"
             )
         device = kwargs.pop("device", None)
-        if device is not None and not _there(device):
-            kwargs["device"] = device
+        if device is not None:
+            kwargs["device"] = "cpu" if _there(device) else device
         away = _there(device) if device is not None else bool(foreign)
         if name == "copy_":
             away = isinstance(first, Foreign)
