@@ -182,3 +182,27 @@ def test_a_source_that_was_written_to() -> None:
     sample = SampleInputs(plan.inputs)
     with pytest.raises(VerificationError, match="changed during conversion"):
         verify(source, done.model, plan, sample, new=done.new, before=before)
+
+
+class Chaos(nn.Module):
+    """Doubles every rounding, once a step."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.steps = steps
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.one(x).sigmoid()
+        for _ in range(self.steps):
+            hidden = 3.99 * hidden * (1 - hidden)
+        return self.two(hidden)
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"), [(22, "rounding decides"), (100, "blows rounding up")]
+)  # in float32 alone, and in float64 too
+def test_a_model_that_blows_rounding_up_is_no_other_function(steps: int, words: str) -> None:
+    _, report = bp_convert.convert(Chaos(steps), inputs=["16"], rank=0.5, convert_anyway=True)
+    assert report.verification is not None
+    assert any(words in note for note in report.verification.notes), report.verification.notes
