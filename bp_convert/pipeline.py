@@ -22,6 +22,7 @@ from bp_convert.fitting import fit_to_data
 from bp_convert.graph.channel_map import ChannelMaps, measure_maps
 from bp_convert.graph.clone import clone, shadow
 from bp_convert.graph.example import SampleInputs, given_sample
+from bp_convert.graph.inputs import settle_values
 from bp_convert.graph.ready import check_ready
 from bp_convert.graph.reshape import CASTS, cast
 from bp_convert.planner import MAP_BATCH, make_plan
@@ -130,7 +131,7 @@ def plan(
         TraceError: the model does not run on the input.
     """
     check_ready(model, values=False)
-    given, sample = _request(settings, inputs, asked)
+    given, sample = _request(model, settings, inputs, asked)
     examples = None if calibrate is None else examples_for(model, calibrate, given)
     return make_plan(model, given, examples=examples, given=sample, progress=progress)
 
@@ -207,7 +208,7 @@ def convert(
     check_ready(model)
     floating, batches = _dtype(dtype), _batches(measure)
     before = fingerprint_of_data(model)
-    given, sample = _request(settings, inputs, asked)
+    given, sample = _request(model, settings, inputs, asked)
     given = given if plan is None else plan.settings
     examples = None if calibrate is None else examples_for(model, calibrate, given)
     scorer = None
@@ -294,7 +295,7 @@ __all__ = [
 
 
 def _request(
-    settings: Settings | None, inputs: Inputs | None, asked: dict[str, Any]
+    model: nn.Module, settings: Settings | None, inputs: Inputs | None, asked: dict[str, Any]
 ) -> tuple[Settings, SampleInputs | None]:
     """Return what is asked for, and the example inputs that are values."""
     described = [inputs] if isinstance(inputs, str | TensorSpec) else inputs
@@ -304,7 +305,7 @@ def _request(
         isinstance(one, str | TensorSpec) for one in described
     ):
         return _settings(settings, described, asked), None
-    sample = given_sample(described)
+    sample = settle_values(model, given_sample(described))
     return _settings(settings, sample.specs or None, asked), sample
 
 

@@ -150,3 +150,65 @@ def test_lengths_are_drawn_above_zero_where_they_have_to_be() -> None:
 def test_a_model_that_runs_in_no_reading_says_so_at_once() -> None:
     with pytest.raises(TraceError, match="cannot be multiplied"):
         bp_convert.plan(OfTensor(), inputs=[torch.randn(2, 11)])
+
+
+class OfGraph(nn.Module):
+    """Takes the features of nodes and the edges between them, and no part of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(12, 20), nn.Linear(20, 7)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        hidden = torch.relu(self.a(x))
+        return self.b(torch.zeros_like(hidden).index_add(0, edges[1], hidden[edges[0]]))
+
+
+class OfLevels(nn.Module):
+    """Takes a list of as many tensors as it has layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sides = nn.ModuleList(nn.Linear(12, 20) for _ in range(3))
+        self.out = nn.Linear(20, 7)
+
+    def forward(self, levels: list[Tensor]) -> Tensor:
+        pairs = zip(self.sides, levels, strict=True)
+        return self.out(torch.stack([side(one) for side, one in pairs]).relu().sum(0))
+
+
+EDGES = torch.tensor([[0, 1, 5, 4, 3], [5, 4, 3, 2, 0]])
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs"),
+    [
+        (OfGraph, {"x": torch.randn(6, 12), "edges": EDGES}),
+        (OfGraph, (torch.randn(6, 12), EDGES)),
+        (OfLevels, ([torch.randn(2, 12) for _ in range(3)],)),
+    ],
+)
+def test_inputs_of_which_no_part_is_an_example(kind: type[nn.Module], inputs: Any) -> None:
+    torch.manual_seed(0)
+    _, report = bp_convert.convert(kind().eval(), inputs=inputs, **FULL)
+    assert report.verification is not None
+    assert report.verification.output_error is not None
+    assert report.verification.output_error < 1e-3
+    assert report.verification.examples == 1
+    assert any(layer.action == "replaced" for layer in report.layers)
+
+
+def test_a_layer_of_less_precision_than_the_rest_is_judged_by_its_own() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(12, 20)
+            self.body = nn.Linear(20, 20).bfloat16()
+            self.out = nn.Linear(20, 7)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.body(self.head(x).bfloat16()).float())
+
+    torch.manual_seed(0)
+    _, report = bp_convert.convert(Mixed().eval(), inputs=["12"], rank=0.5, convert_anyway=True)
+    assert report.verification is not None

@@ -76,9 +76,12 @@ def _finite(one: Tensor) -> Tensor:
     return torch.where(one.isfinite(), one, 0).double()
 
 
-def tolerance(outputs: Sequence[Leaf]) -> float:
-    """Return how far apart the outputs may be: by their coarsest dtype."""
-    return max((TOLERANCE.get(one.dtype, 0.0) for _, one in outputs), default=0.0)
+def tolerance(outputs: Sequence[Leaf], model: nn.Module | None = None) -> float:
+    """Return how far apart the outputs may be: by the coarsest dtype of them and of a model."""
+    dtypes = [one.dtype for _, one in outputs]
+    if model is not None:
+        dtypes += [one.dtype for one in model.parameters()]
+    return max((TOLERANCE.get(one, 0.0) for one in dtypes), default=0.0)
 
 
 def answers(

@@ -114,9 +114,9 @@ class Trial:
             if state_of(source) != before:
                 self.stop("wrong", "compare", "the source is not what it was")
             got, felt = answers(small, call, self.entry.watch)
-            self._judge("to_dense", answers(dense, call, self.entry.watch), (got, felt))
+            self._judge("to_dense", answers(dense, call, self.entry.watch), (got, felt), small)
             if self.mode == "full":
-                self._judge("source", (want, seen), (got, felt))
+                self._judge("source", (want, seen), (got, felt), small)
             torch.save({"call": call, "want": got, "seen": felt}, self.folder / "expected")
         self.record["file"] = name
 
@@ -147,14 +147,14 @@ class Trial:
         if not actions["replaced"] and not actions["widened"]:
             self.record["outcome"] = "kept"
 
-    def _judge(self, name: str, want: Any, got: Any) -> None:
+    def _judge(self, name: str, want: Any, got: Any, model: nn.Module) -> None:
         """Compare outputs, or, where their length depends on rounding, what was watched."""
         place = 1 if self.entry.watch else 0
         apart, where = gap(want[place], got[place])
         self.record[f"gap_{name}"] = apart
         if self.entry.watch:
             self.record[f"outputs_{name}"] = gap(want[0], got[0])[0]
-        if not apart <= tolerance(want[place]):
+        if not apart <= tolerance(want[place], model):
             self.stop("wrong", "compare", f"differs from {name} by {apart:.3g} in {where}")
 
     def _save(self, small: nn.Module) -> str:

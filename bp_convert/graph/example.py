@@ -33,12 +33,14 @@ class SampleInputs:
             where they are drawn.
         words: what was assumed, or what they are.
         origin: what is compared on them is compared on, in words.
+        whole: the real ones are always taken together: the model takes no part of them.
     """
 
     specs: tuple[TensorSpec, ...] = ()
     given: tuple[Args, Kwargs] | None = None
     words: str = ""
     origin: str = "random input"
+    whole: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.specs) or self.given is not None
@@ -55,19 +57,22 @@ class SampleInputs:
 
     @property
     def count(self) -> int:
-        """Number of real examples."""
-        return 0 if self.given is None else rows_in(self.given)
+        """Number of real examples; what the model takes as a whole is one."""
+        rows = 0 if self.given is None else rows_in(self.given)
+        return min(rows, 1) if self.whole else rows
 
     def batch(
         self, model: nn.Module, rows: int, seed: int = 0, device: torch.device | str | None = None
     ) -> tuple[Args, Kwargs]:
         """Return a batch in the form that ``model`` takes, on its device or another.
 
-        Of real examples at most ``rows``, always copies; of packed sequences all there are.
+        Of real examples at most ``rows``, always copies; of packed sequences, and of what the
+        model takes no part of, all there are.
         """
         device = device_of(model) if device is None else device
         if self.given is not None:
-            return adapt(model, *first_rows(self.given, rows), device=device)
+            some = self.given if self.whole else first_rows(self.given, rows)
+            return adapt(model, *some, device=device)
         return make_inputs(model, self.specs, batch=rows, seed=seed, device=device)
 
     def cpu(self, model: nn.Module, rows: int) -> tuple[Args, Kwargs]:
@@ -218,8 +223,8 @@ def first_rows(given: tuple[Args, Kwargs], rows: int) -> tuple[Args, Kwargs]:
             return value[:rows]
         if isinstance(value, Mapping):
             return {key: cut(one) for key, one in value.items()} if type(value) is dict else value
-        if isinstance(value, Tensor) and value.dim() and value.shape[0] == total:
-            return value[:rows]
+        if isinstance(value, Tensor):
+            return value[:rows] if value.dim() and value.shape[0] == total else value
         return map_tensors(cut, value)
 
     args, kwargs = given

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from bp_convert.errors import BpConvertError, PlanError
+from bp_convert.errors import BpConvertError, PlanError, TraceError
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import SampleInputs, tables
 from bp_convert.graph.running import Args, Kwargs, in_mode, quiet_forward, run, same_draws
@@ -85,6 +86,25 @@ def runs(model: nn.Module, sample: SampleInputs) -> bool:
     except BpConvertError:
         return False
     return True
+
+
+def settle_values(model: nn.Module, sample: SampleInputs) -> SampleInputs:
+    """Return example inputs that are values, found out whether the model takes some of them.
+
+    The first axis of each tensor, or a list, is read as the examples; where the model does not
+    run on one of them, as on the edges of a graph, all belong together.
+
+    Raises:
+        TraceError: the model does not run on them.
+    """
+    if any(one.is_meta for one in model.parameters()):
+        return sample
+    try:
+        try_on(model, sample)
+    except TraceError:
+        sample = replace(sample, specs=(), whole=True)
+        try_on(model, sample)
+    return sample
 
 
 def try_on(model: nn.Module, sample: SampleInputs) -> Any:

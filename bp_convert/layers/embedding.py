@@ -86,7 +86,8 @@ class BPEmbedding(nn.Module):
         high = rows if v2 == 1 else torch.div(rows, v2, rounding_mode="floor")
         low = rows if v1 == 1 else rows - high * v2
         try:
-            left, right = _gather(self.w1, high), _gather(self.w2, low)  # (N, R, e1), (N, R, e2)
+            left = _gather(self.w1, high)  # (N, R, e1)
+            right = _gather(self.w2, low, always=v1 * v2 == 1)  # (N, R, e2)
         except RuntimeError as error:  # the fast path's word for what nn.Embedding calls IndexError
             if bool(((rows < 0) | (rows >= self.num_embeddings)).any()):
                 text = f"index out of range: the table has {self.num_embeddings} rows"
@@ -208,12 +209,15 @@ def unsupported(layer: nn.Embedding) -> str | None:
     return None
 
 
-def _gather(factor: Tensor, rows: Tensor) -> Tensor:
+def _gather(factor: Tensor, rows: Tensor, *, always: bool = False) -> Tensor:
     """Take rows (N,) of each term of (R, v, e): (N, R, e), or (1, R, e) where v is 1.
 
     Only the rows that are asked for are read: a long factor is never laid out anew.
+
+    Args:
+        always: give (N, R, e) where v is 1, too.
     """
-    if factor.shape[1] > 1:
+    if factor.shape[1] > 1 or always:
         factor = factor.index_select(1, rows)  # (R, N, e)
     return factor.transpose(0, 1)
 

@@ -21,6 +21,9 @@ def sample_inputs(
 ) -> SampleInputs:
     """Return example inputs on which a copy of the model has run; none where none is known.
 
+    Args:
+        given: values on which it has run already.
+
     Those that are given as values come first, then those that the settings describe, then the
     calibration data, then a guess. Real ones are preferred for whatever does not need another
     number of them.
@@ -32,7 +35,6 @@ def sample_inputs(
     if any(one.is_meta for one in model.parameters()):
         return SampleInputs(settings.inputs or (infer_input(model) or ((), ""))[0])
     if given is not None:
-        try_on(model, given)
         return given
     sample = settle(model, settings.inputs) if settings.inputs else None
     if examples is not None:

@@ -14,6 +14,8 @@ from bp_convert.values.score import Score
 
 CLASSES = 12  # of modules without a kind that are named where not all are asked for
 
+VAST = 10.0  # relative difference of outputs beyond which its size says nothing
+
 
 def pairs_of(layer: LayerReport) -> str:
     """Write a layer's factorisation as out|in, such as 16x32|24x24."""
@@ -139,7 +141,9 @@ def verification(report: Report) -> list[str]:
 
 def difference(gap: float) -> str:
     """Say how far outputs are from the source's."""
-    return f"differ by {percent(gap)}" if isfinite(gap) else "are not finite"
+    if not isfinite(gap):
+        return "are not finite"
+    return f"differ by {percent(gap)}" if gap < VAST else f"differ by more than {percent(VAST)}"
 
 
 def outputs(found: Verification) -> str:

@@ -305,7 +305,7 @@ class _Pair:
         self.twin = in_dtype(clone(converted, apart=True), dtype)
         self.reference = Reference(source, self.twin, plan, dtype)
         self.names = self.reference.names
-        own = dtype or _dtype(converted)
+        own = dtype or _coarsest(converted)
         self.tolerance = ROUNDING if own in (torch.float32, torch.float64) else COARSE
         kinds = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
         self.has_attention = any(isinstance(one, kinds) for one in converted.modules())
@@ -404,8 +404,10 @@ def _buffers(model: nn.Module) -> list[Tensor]:
     return [one.detach().clone() for one in model.buffers()]
 
 
-def _dtype(model: nn.Module) -> torch.dtype | None:
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+def _coarsest(model: nn.Module) -> torch.dtype | None:
+    """Return the floating dtype of a model's parameters that keeps the fewest digits."""
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    return max(dtypes, key=lambda one: torch.finfo(one).eps, default=None)
 
 
 def _wide(model: nn.Module) -> torch.dtype | None:

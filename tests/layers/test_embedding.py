@@ -151,10 +151,20 @@ def test_a_long_factor_is_not_laid_out_anew() -> None:
     assert max(size for name, size in ops.seen if name not in VIEWS) <= 2 * 6 * 4
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (2, 0), (2, 3, 4)])
-def test_any_shape_of_indices(shape: tuple[int, ...]) -> None:
-    layer = BPEmbedding(10, 6, rank=2)
-    assert layer(torch.zeros(shape, dtype=torch.long)).shape == (*shape, 6)
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0), (1, 1), (2, 3, 4)])
+@pytest.mark.parametrize("padding", [None, 0])
+@pytest.mark.parametrize("rank", [1, 2, 9])
+@pytest.mark.parametrize("table", [(1, 1), (1, 6), (2, 6), (6, 1), (10, 6)])
+def test_any_shape_of_indices(
+    table: tuple[int, int], rank: int, padding: int | None, shape: tuple[int, ...]
+) -> None:
+    layer = BPEmbedding(*table, padding, rank=rank)
+    indices = torch.randint(table[0], shape)
+    found = layer(indices)
+    assert found.shape == (*shape, table[1])
+    assert_near(found, layer.to_dense()(indices))
+    with pytest.raises(IndexError):
+        layer(indices.new_full((3,), table[0]))
 
 
 @pytest.mark.parametrize("rank", [1, 3])
