@@ -17,7 +17,8 @@ What is checked in every mode: the converted model answers as its dense equivale
 (``bp_convert.to_dense``), at full rank as the source, on equal inputs and draws (1e-4 in float32);
 the source is the same to the bit; the file loads in a process that did not make the model, and
 answers the same there. Detectors, whose outputs have a length that depends on rounding, are
-compared by the outputs of their backbone and heads.
+compared by the outputs of their backbone and heads. Where outputs are further apart, they may be
+as far as those of the plain layers move when their weights are moved by eight roundings.
 
 What can come of it: ``converted``; ``kept`` (nothing to convert, each layer with its reason);
 ``refused`` (a BpConvertError); ``failed`` (any other error, the time or the memory limit);

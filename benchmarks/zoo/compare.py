@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.zoo.entry import Call, seed_all
+from bp_convert.graph.clone import clone
 
 Leaf = tuple[str, Tensor]
 # How far two computations of one function may be apart, relative to its norm.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 DRAWS = 3  # seed of whatever a forward draws
+ROUNDINGS = 8  # by which weights are moved, to see how far a model blows rounding up
 
 
 def leaves(output: Any, path: str = "") -> list[Leaf]:
@@ -97,6 +99,20 @@ def answers(
     with torch.no_grad(), _watched(model, watch) as seen:
         output = leaves(model(*args, **kwargs))
     return [(name, one.clone()) for name, one in output], seen
+
+
+def rounded(
+    model: nn.Module, call: Call, watch: Sequence[str] = ()
+) -> tuple[list[Leaf], list[Leaf]]:
+    """Return what a copy answers whose weights are moved by some roundings."""
+    copied = clone(model, apart=True)
+    draws = torch.Generator().manual_seed(DRAWS)
+    with torch.no_grad():
+        for one in copied.parameters():
+            if one.is_floating_point():
+                step = ROUNDINGS * torch.finfo(one.dtype).eps
+                one.mul_(1 + step * torch.randn(one.shape, generator=draws).to(one.dtype))
+    return answers(copied, call, watch)
 
 
 @contextmanager
