@@ -60,6 +60,7 @@ def held_as(x: Tensor, form: str, folder: Path) -> Any:
         "mapping": lambda: {"input": x},
         "tuple": lambda: (x,),
         "loader": lambda: DataLoader(TensorDataset(x, labels), batch_size=16),
+        "data set": lambda: TensorDataset(x, labels),
         "batches": lambda: [(part, labels[: len(part)]) for part in torch.tensor_split(x, 5)],
         "function": lambda: lambda: iter(torch.tensor_split(x, 5)),
     }
@@ -70,7 +71,8 @@ def held_as(x: Tensor, form: str, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    "form", ["tensor", "mapping", "tuple", "loader", "batches", "function", "path", "text"]
+    "form",
+    ["tensor", "mapping", "tuple", "loader", "data set", "batches", "function", "path", "text"],
 )
 def test_data_in_every_form_is_the_same_data(form: str, tmp_path: Path) -> None:
     net, x = model(), vectors()

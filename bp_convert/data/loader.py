@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from bp_convert.data.columns import as_labels
 from bp_convert.data.examples import Batch
@@ -90,6 +90,8 @@ def is_structure(value: object) -> bool:
     if isinstance(value, PackedSequence):
         return True
     if isinstance(value, Tensor | np.ndarray | Mapping | Sequence | type) or callable(value):
+        return False
+    if isinstance(value, Dataset):  # it need not be an iterable
         return False
     return not hasattr(value, "__iter__") and bool(tensors_in(value, objects=True))
 
