@@ -13,11 +13,18 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from bp_convert.errors import PlanError
+
 KEPT = 1e-12  # of a limit, what a sum may be above it by rounding
 SECONDS = 120.0  # for one programme
 GAP = 1e-3  # relative, within which an objective is good enough
 SCALE = 1e3  # of a limit in the programme: HiGHS takes it as kept within 1e-6
+TIMED_OUT = 1  # milp's status
 AGAIN = 20  # solutions that keep a limit in HiGHS's eyes only, after which it is given up
+
+
+class UndecidedError(PlanError):
+    """Time ran out before a choice was found or ruled out."""
 
 
 def solve(
@@ -28,8 +35,7 @@ def solve(
     gap: float = GAP,
     seconds: float = SECONDS,
 ) -> list[int] | None:
-    """Return the option of each unit, or None where no choice keeps all limits, or where none was
-    found in time.
+    """Return the option of each unit, or None where no choice keeps all limits.
 
     Options that no choice can take, and those that another beats in everything, are left out
     beforehand. What is returned is checked against the limits as they were given.
@@ -40,6 +46,9 @@ def solve(
         bounds: (limits,).
         gap: how far above the least the objective may be, relatively.
         seconds: after which it ends.
+
+    Raises:
+        UndecidedError: none was found in time, and none ruled out.
     """
     slack = KEPT * np.abs(bounds)
     places = _possible(limited, bounds + slack)
@@ -66,7 +75,7 @@ def solve(
         if (sums <= bounds + slack).all():
             return choice
         banned.append(found)
-    return None
+    raise _undecided(f"{AGAIN} choices that keep the targets but for rounding, and no other")
 
 
 def in_the_way(limited: Sequence[np.ndarray], bounds: np.ndarray, first: int) -> tuple[int, float]:
@@ -94,11 +103,14 @@ def _lowest(
     limited: Sequence[np.ndarray], bounds: np.ndarray, column: int, kept: Sequence[int]
 ) -> float | None:
     """Return the least sum of a column while some limits are kept; None where they cannot be."""
-    choice = solve(
-        [one[:, column] for one in limited],
-        [one[:, list(kept)] for one in limited],
-        bounds[list(kept)],
-    )
+    try:
+        choice = solve(
+            [one[:, column] for one in limited],
+            [one[:, list(kept)] for one in limited],
+            bounds[list(kept)],
+        )
+    except UndecidedError:  # this is for words only
+        return None
     if choice is None:
         return None
     return float(sum(one[at, column] for one, at in zip(limited, choice, strict=True)))
@@ -175,8 +187,19 @@ def _programme(
             options={"mip_rel_gap": gap, "time_limit": seconds},
         )
     if result.x is None:
+        if result.status == TIMED_OUT:
+            raise _undecided(f"no choice that keeps all of them in {seconds:g} seconds")
         return None
     return np.array([int(one.argmax()) for one in np.split(result.x, starts[1:-1])])
+
+
+def _undecided(found: str) -> UndecidedError:
+    return UndecidedError(
+        where="the targets together",
+        found=f"{found}; that there is none was not shown either",
+        allowed="targets that leave some room",
+        fix="raise one of the targets a little",
+    )
 
 
 @contextmanager
