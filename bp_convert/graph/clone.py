@@ -16,7 +16,10 @@ from bp_convert.graph.closures import reconnect
 
 M = TypeVar("M", bound=nn.Module)
 # What copies cannot be made of, and what means the same to a copy.
-_SHARED = (type(threading.Lock()), type(threading.RLock()), types.ModuleType, threading.local)
+_SHARED = (
+    *(type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event),
+    *(threading.Semaphore, threading.Barrier, threading.local, types.ModuleType),
+)
 
 
 def clone(
@@ -46,11 +49,12 @@ def clone(
     memo.update(tensors or {})
     memo.update({id(old): new for old, new in (modules or {}).items()})
     memo.update(_awkward(model))
+    before = dict(memo)
     try:
         made = copy.deepcopy(model, memo)
     except Exception as problem:
         raise PlanError(
-            where=_culprit(model, memo) or type(model).__name__,
+            where=_culprit(model, before) or type(model).__name__,
             found=f"the model cannot be copied: {type(problem).__name__}: {problem}",
             allowed="a model that copy.deepcopy copies",
             fix="take this attribute off the model, or give its class a __deepcopy__ method",

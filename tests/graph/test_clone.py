@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -159,3 +160,22 @@ def test_modes_are_put_back_and_draws_are_equal() -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
     small, _ = bp_convert.convert(Odd(9, 9), inputs=["9"], **FULL)
     assert isinstance(small, bp_convert.BPLinear)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [threading.Lock, threading.RLock, threading.Condition, threading.Event, threading.Semaphore,
+     lambda: threading.Barrier(2), threading.local],
+)  # fmt: skip
+def test_what_threads_wait_for_is_shared(make: Callable[[], Any]) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.wait = make()
+    assert clone(model).wait is model.wait
+
+
+def test_an_iterator_is_named_where_it_stands() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
+    model[1][0].odd = (n for n in range(3))
+    with pytest.raises(PlanError) as caught:
+        clone(model)
+    assert caught.value.where == "1.0.odd"

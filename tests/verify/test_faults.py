@@ -206,3 +206,27 @@ def test_a_model_that_blows_rounding_up_is_no_other_function(steps: int, words: 
     _, report = bp_convert.convert(Chaos(steps), inputs=["16"], rank=0.5, convert_anyway=True)
     assert report.verification is not None
     assert any(words in note for note in report.verification.notes), report.verification.notes
+
+
+class Force(nn.Module):
+    """Gives out the derivative of an energy: the last bias has no part in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.energy = nn.Linear(16, 24), nn.Linear(24, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            energy = self.energy(self.two(self.one(x).tanh()).tanh()).sum()
+            (force,) = torch.autograd.grad(energy, x, create_graph=self.training)
+        return force
+
+
+def test_a_gradient_of_zeros_is_not_asked_for() -> None:
+    full = {"rank": 10**6, "convert_anyway": True, "convert_head": True}
+    small, report = bp_convert.convert(Force(), inputs=["16"], **full)
+    assert report.verification is not None
+    assert report.verification.gradients
+    assert all(layer.action == "replaced" for layer in report.layers)
+    assert small(torch.zeros(2, 16)).shape == (2, 16)
