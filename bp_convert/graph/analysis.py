@@ -15,7 +15,7 @@ from bp_convert.graph.running import Args, Kwargs, nothing_cached
 from bp_convert.graph.symbols import SizeEnv, expr_of
 from bp_convert.graph.system import System
 from bp_convert.graph.tree import named_tensors
-from bp_convert.graph.verify import Shapes, failure
+from bp_convert.graph.verify import ForwardError, Shapes, failure
 from bp_convert.kinds import Kind, kind_of
 
 Outputs = dict[str, tuple[sympy.Expr, ...]]
@@ -139,6 +139,13 @@ def _run(
     heads = {name for name, made in ghost.made.items() if any(made is t for _, t in leaves)}
     ghost.made.clear()
     outputs = {where: tuple(expr_of(d) for d in t.shape) for where, t in leaves}
+    for where, sizes in outputs.items():
+        if any(one.free_symbols - ghost.env.values.keys() for one in sizes):
+            raise ForwardError(
+                "",
+                f"the size of its {where} depends on numbers that it computes",
+                looks_at_data=True,
+            )
     return outputs, frozenset(heads)
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
+from bp_convert.graph.clone import shareable
 from bp_convert.graph.columns import fingerprint, match
 from bp_convert.graph.followers import (
     Follow,
@@ -157,7 +158,7 @@ class _Comparison:
         """Copy the model twice: with followers shaken, so that no two channels look alike, and
         widened, with tensors that take no memory in the layers whose output is exchanged."""
         shaken: dict[str, Tensor] = {}
-        old: dict[int, Tensor] = {id(t): t for t in _tensors(self.model)}
+        old = shareable(self.model)
         new: dict[int, Tensor] = {}
         hollow = {watch.name for watch in self.watches if watch.mixes}
         for name, resizes in self.resized.items():
@@ -176,8 +177,9 @@ class _Comparison:
                     fill = plain.apply(shaken[resize.name])
                 new[id(tensor)] = _like(tensor, fill)
         kept = {key: value for key, value in old.items() if key not in new}
-        source = reshaped(self.model, self.plan.model_copy(update={"attrs": ()}), {}, old)
-        wide = reshaped(self.model, self.plan, {}, {**kept, **new})
+        still = self.plan.model_copy(update={"attrs": ()})
+        source = reshaped(self.model, still, {}, old, apart=True)
+        wide = reshaped(self.model, self.plan, {}, {**kept, **new}, apart=True)
         return evaluating(source), evaluating(wide), shaken
 
     def _hook(
@@ -382,7 +384,3 @@ def _shake(tensor: Tensor, name: str) -> Tensor:
 
 def _like(tensor: Tensor, value: Tensor) -> Tensor:
     return nn.Parameter(value, requires_grad=False) if isinstance(tensor, nn.Parameter) else value
-
-
-def _tensors(model: nn.Module) -> list[Tensor]:
-    return [*model.parameters(), *model.buffers()]

@@ -60,6 +60,7 @@ def clone(
             fix="take this attribute off the model, or give its class a __deepcopy__ method",
         ) from problem
     reconnect(memo, apart=apart)
+    _make_leaves(made)
     return made
 
 
@@ -71,16 +72,20 @@ def clone_to_meta(model: M, modules: Mapping[nn.Module, nn.Module] | None = None
 
 def shadow(model: M) -> M:
     """Copy all of ``model`` but its parameters, which are shared: what a forward writes on its
-    module, such as a counter or a buffer, stays with the copy. Tables with a ``max_norm``, which
-    a forward renormalises in place, are copied too."""
+    module, such as a counter or a buffer, stays with the copy."""
+    return clone(model, None, shareable(model), apart=True)
+
+
+def shareable(model: nn.Module) -> dict[int, Tensor]:
+    """Return the tensors that a copy which only runs may share, by their ``id``: parameters, but
+    for tables with a ``max_norm``, which a forward renormalises in place."""
     written = {
         id(one)
         for module in model.modules()
         if getattr(module, "max_norm", None) is not None
         for one in module.parameters(recurse=False)
     }
-    shared = {id(one): one for one in model.parameters() if id(one) not in written}
-    return clone(model, None, shared, apart=True)
+    return {id(one): one for one in model.parameters() if id(one) not in written}
 
 
 def to_meta(tensor: Tensor) -> Tensor:
@@ -107,6 +112,15 @@ def _held(value: object, known: set[int]) -> Iterator[Tensor]:
         known.add(id(value))
         for one in value.values() if isinstance(value, dict) else value:
             yield from _held(one, known)
+
+
+def _make_leaves(copied: nn.Module) -> None:
+    """Cut the graph that torch records where it copies the parameters of scripted modules."""
+    for module in copied.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            for one in module.parameters():
+                if not one.is_leaf:
+                    one.detach_().requires_grad_()
 
 
 def _awkward(model: nn.Module) -> dict[int, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import sympy
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -222,6 +223,8 @@ def watch(
 ) -> None:
     """Tell of every call of a module: its name with its first tensor, and with its output."""
     for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):  # takes no hooks of Python's
+            continue
 
         def before(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
             enter(name, first_tensor(args, kwargs))
@@ -256,6 +259,8 @@ def _plain(value: Any) -> Size:
 
 
 def _untouchable(module: nn.Module) -> str | None:
+    if isinstance(module, torch.jit.ScriptModule):
+        return "it is scripted"
     if parametrize.is_parametrized(module):
         return "its weight is parametrised"
     if hasattr(module, "weight_g") or hasattr(module, "weight_orig"):

@@ -25,10 +25,12 @@ def reshaped(
     plan: Plan,
     modules: Mapping[nn.Module, nn.Module],
     tensors: Mapping[int, Tensor],
+    *,
+    apart: bool = False,
 ) -> M:
     """Copy ``model`` with modules and tensors exchanged, and set the attributes that a plan
-    changes on the modules that stay."""
-    copy = clone(model, modules, tensors)
+    changes on the modules that stay; ``apart`` as for ``clone``."""
+    copy = clone(model, modules, tensors, apart=apart)
     exchanged = {id(new) for new in modules.values()}
     for change in plan.attrs:
         module = copy.get_submodule(change.module)

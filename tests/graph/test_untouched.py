@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import random
+import warnings
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+import bp_convert
 from bp_convert.graph.walk import walk
 from bp_convert.graph.widths import widen
+from bp_convert.verify import fingerprint_of_data
 from tests.tiny_models import TINY, Stateful
 
 
@@ -102,3 +105,56 @@ def test_no_weight_is_needed() -> None:
     plan = widen(model, args, kwargs, alpha=2, targets={"stem": "Conv2d", "outer": "Conv2d"})
     assert plan.verified
     assert plan.targets["stem"].outputs_after == 32
+
+
+class Counts(nn.Module):
+    """Counts its calls in a buffer and keeps a running mean, in eval mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = nn.Linear(16, 24), nn.Linear(24, 16), nn.Linear(16, 4)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(24))
+        self.log: list[Any] = []
+        log = self.log
+        self.two.register_forward_hook(lambda _, __, y: log.append(y.shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.one(x).relu()
+        self.calls += 1
+        self.mean.mul_(0.9).add_(hidden.detach().mean(0), alpha=0.1)
+        return self.three(self.two(hidden).tanh())
+
+
+class Some(Counts):
+    """Gives out as many rows as its numbers say."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.one(x)
+        return self.three(self.two(hidden[hidden.sum(-1) > 0]))
+
+
+class Scripted(Counts):
+    """Holds parts that are scripted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.act = torch.jit.script(nn.ReLU())
+            self.two = torch.jit.script(nn.Linear(24, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.three(self.two(self.act(self.one(x))))
+
+
+@pytest.mark.parametrize("make", [Counts, Some, Scripted])
+def test_widening_writes_on_no_model(make: type[Counts]) -> None:
+    torch.manual_seed(0)
+    model = make().eval()
+    before = fingerprint_of_data(model), len(model.log)
+    small, report = bp_convert.convert(model, inputs=["16"], alpha=2, convert_anyway=True)
+    assert (fingerprint_of_data(model), len(model.log)) == before
+    assert any(layer.action == "replaced" for layer in report.layers)
+    assert small(torch.randn(5, 16)).shape[1] == 4
+    assert all(one.is_leaf for one in small.parameters())
