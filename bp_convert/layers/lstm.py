@@ -355,6 +355,15 @@ class BPLSTM(nn.Module):
             return bias.view_as(bias) if role.startswith("ih") else torch.zeros_like(bias)
         return super().__getattr__(name)
 
+    @property
+    def all_weights(self) -> list[list[Tensor]]:
+        """The dense weights and biases of each layer and direction, in nn.LSTM's order, built anew
+        at each access."""
+        parts = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if self.bias else ()))
+        return [
+            [getattr(self, f"{part}_{suffix}") for part in parts] for suffix in self._suffixes()
+        ]
+
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse to set what is built: the factors are what can be set."""
         if _role(name):

@@ -579,3 +579,16 @@ def test_compiling_gives_the_same_and_few_graphs(path: str) -> None:
         x = torch.randn(4, batch, 6)
         assert_near(compiled(x)[0], layer(x)[0])
     assert graphs <= 3
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_all_weights_are_those_of_the_dense_layer(bias: bool, bidirectional: bool) -> None:
+    layer = BPLSTM(6, 8, 2, bias=bias, bidirectional=bidirectional)
+    found, wanted = layer.all_weights, layer.to_dense().all_weights
+    assert [len(one) for one in found] == [len(one) for one in wanted]
+    for some, others in zip(found, wanted, strict=True):
+        for one, other in zip(some, others, strict=True):
+            assert_near(one, other)
+    sum(one.sum() for some in found for one in some).backward()
+    assert all(one.grad is not None for one in layer.parameters())
