@@ -115,7 +115,7 @@ def _check_followers(model: nn.Module, plan: Plan) -> None:
     for change in plan.attrs:
         where = f"{change.module}.{change.attr}"
         found = vars(modules[change.module]).get(change.attr) if change.module in modules else None
-        if not isinstance(found, int | tuple):
+        if not isinstance(found, int | tuple | list):
             raise _mismatch(where, "no such number", "an attribute of one of the model's modules")
 
 

@@ -35,7 +35,10 @@ def reshaped(
     for change in plan.attrs:
         module = copy.get_submodule(change.module)
         if id(module) not in exchanged:
-            setattr(module, change.attr, change.after)
+            after: object = change.after
+            if isinstance(change.after, tuple) and isinstance(vars(module)[change.attr], list):
+                after = list(change.after)
+            setattr(module, change.attr, after)
     return copy
 
 

@@ -43,6 +43,7 @@ class _BPConv(nn.Module):
     AXES: ClassVar[int]
     DENSE: ClassVar[type[nn.Module]]
     CONV: ClassVar[Callable[..., Tensor]]
+    transposed: ClassVar[bool] = False  # torch's fields, for code that reads them
 
     bias: Tensor | None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,12 @@ class BPEmbedding(nn.Module):
     Raises:
         FactorError: pairs that do not fit, or a size or rank below 1.
     """
+
+    # torch's fields, for code that reads them.
+    max_norm: ClassVar[None] = None
+    norm_type: ClassVar[float] = 2.0
+    scale_grad_by_freq: ClassVar[bool] = False
+    sparse: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import chain
-from typing import Any, NoReturn, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,8 @@ class BPLSTM(nn.Module):
     Raises:
         FactorError: proj_size, fields that cannot be, or pairs that do not fit.
     """
+
+    mode: ClassVar[str] = "LSTM"  # torch's field, for code that reads it
 
     def __init__(
         self,

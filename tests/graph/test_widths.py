@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
+import bp_convert
 from bp_convert.graph.walk import walk
 from bp_convert.graph.widths import TargetWidth, WidthPlan, widen
 from bp_convert.kinds import KINDS
@@ -338,3 +339,29 @@ def test_halves_taken_by_size_do_not_fix_it() -> None:
     plan = widen(model, (torch.randn(2, 6),), {}, alpha=3, targets=every_layer(model))
     assert plan.verified
     assert sizes(plan) == {"stem": (6, 36), "head": (18, 5)}
+
+
+class Splits(nn.Module):
+    """Keeps the widths of its branches in a list, as timm's MixedConv2d does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(16, 32)
+        self.splits = [16, 16]
+        self.branches = nn.ModuleList(nn.Linear(16, 16) for _ in self.splits)
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.stem(x).split(self.splits, -1)
+        pairs = zip(self.branches, parts, strict=True)
+        return self.head(torch.cat([branch(part) for branch, part in pairs], -1))
+
+
+def test_widths_in_a_list_stay_in_a_list() -> None:
+    torch.manual_seed(0)
+    model = Splits().eval()
+    small, _ = bp_convert.convert(model, inputs=["16"], alpha=2, convert_anyway=True)
+    assert model.splits == [16, 16]
+    assert small.splits == [32, 32]
+    assert small.stem.out_features == 64
+    assert small(torch.randn(3, 16)).shape == (3, 4)
