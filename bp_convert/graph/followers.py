@@ -87,6 +87,18 @@ def follow(
 
     Returns None where this module type is not known well enough.
     """
+    rule = _rule(module, name, before, after, inputs)
+    if rule is None:
+        return None
+    sizes = tuple(
+        old if index is None else len(index) for old, index in zip(before, rule.axes, strict=True)
+    )
+    return rule if sizes == after else None  # a tensor that a subclass has of its own
+
+
+def _rule(
+    module: nn.Module, name: str, before: tuple[int, ...], after: tuple[int, ...], inputs: Tensor
+) -> Follow | None:
     plain = tuple(
         None if old == new else interleave(old, new) for old, new in zip(before, after, strict=True)
     )
@@ -115,7 +127,7 @@ def _conv(
         times = after[0] // len(inputs)  # outputs of each input channel
         own = inputs.repeat_interleave(times) * times + torch.arange(times).repeat(len(inputs))
         return Follow((own, *plain[1:]))
-    if name == "bias":
+    if name != "weight":  # a bias, or a gain of a subclass
         return Follow(plain)
     if module.transposed:
         return Follow((inputs, plain[1], *rest), shared=0) if module.groups == 1 else None

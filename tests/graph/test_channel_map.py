@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import bp_convert
 from bp_convert.graph.channel_map import measure_maps
 from bp_convert.graph.example import make_inputs
 from bp_convert.planner import make_plan
@@ -291,3 +292,33 @@ def test_a_model_that_does_not_run_on_drawn_values_starts_afresh() -> None:
     done = apply_plan(model, plan, maps)
     assert {"two", "norm"} <= done.random.keys()
     assert done.model(torch.zeros(2, 16)).shape == (2, 4)
+
+
+class Gained(nn.Conv2d):
+    """A convolution with a gain for each output, as timm's ScaledStdConv2d has."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.gain = nn.Parameter(torch.ones(self.out_channels, 1, 1, 1))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._conv_forward(input, self.weight * self.gain, self.bias)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 8, 3), Gained(8, 8, 3, padding=1)
+        self.three, self.out = nn.Conv2d(8, 8, 3), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.one(x)
+        return self.out(self.three(x + self.two(x).relu()).mean((2, 3)))
+
+
+def test_tensors_that_a_subclass_adds_follow_too() -> None:
+    torch.manual_seed(0)
+    model = Residual().eval()
+    small, report = bp_convert.convert(model, inputs=["3x12x12"], alpha=2, convert_anyway=True)
+    assert tuple(small.two.gain.shape) == (16, 1, 1, 1)
+    assert report.verification is not None
