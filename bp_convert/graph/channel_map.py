@@ -244,6 +244,13 @@ class _Comparison:
             if change.module == watch.name and change.attr in ("out_channels", "nf"):
                 assert isinstance(change.after, int)
                 return change.after
+        # A subclass with a forward of its own may not look at its attributes.
+        module = self.model.get_submodule(watch.name)
+        axis = 1 if getattr(module, "transposed", False) or hasattr(module, "nf") else 0
+        for resize in self.resized[watch.name]:
+            if resize.name.rpartition(".")[2] == "weight":
+                times: int = resize.after[axis] // resize.before[axis]
+                return width * times
         return width
 
     def _compare_and_fill(
