@@ -188,6 +188,7 @@ def _import_libraries() -> None:
     """Import what every child needs, but no model of transformers: nothing is computed, so that
     forks are safe, and a file is read in a process that does not know its classes yet."""
     import timm  # noqa: F401
+    import torch._dynamo  # noqa: F401 - symbolic sizes take it, and it takes two seconds
     from transformers import GenerationMixin, PreTrainedModel  # noqa: F401
 
     import bp_convert.pipeline  # noqa: F401

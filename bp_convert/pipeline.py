@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -219,14 +220,17 @@ def convert(
             examples_for(model, evaluate, given, part="evaluate", held_out=held_out, count=SCORED),
             metric,
         )
+    edited = plan is not None
     if plan is None:
         plan = make_plan(model, given, examples=examples, given=sample, progress=progress)
     else:
-        plan = recount(model, plan)
+        with carried_out(model):
+            plan = recount(model, plan)
     if sample is None or examples is not None:
         sample = _sample(plan, examples)
     fitted_to = "" if examples is None or not _fits_data(plan) else examples.words
-    done = _apply(model, plan, progress, sample, examples)
+    with carried_out(model) if edited else nullcontext():
+        done = _apply(model, plan, progress, sample, examples)
     check_counts(done.model, plan)
     checked = _verified(model, plan, done, before, progress, sample)
     result = done.model
