@@ -53,7 +53,7 @@ def _of_examples(
 ) -> SampleInputs:
     batch = examples.batches[0]
     specs = specs_of_batch(*batch) if described is None else described.specs
-    words = "as the calibration data" if described is None else described.words
+    words = "inputs like the calibration data" if described is None else described.words
     sample = SampleInputs(specs, batch, words)
     try:
         try_on(model, sample)
