@@ -26,6 +26,7 @@ from bp_convert.evaluation import Scorer
 from bp_convert.faults import Trail, of_the_machine
 from bp_convert.files import check_writable, save_weights, write_text
 from bp_convert.graph.running import evaluating
+from bp_convert.proof.result import result_at
 from bp_convert.render.documents import document
 from bp_convert.reporting import scored, trained
 from bp_convert.values.outcome import Outcome
@@ -209,12 +210,13 @@ class _Run:
         if self.job.weights == "none":
             return
         path = self.draft / f"model.{self.job.weights}"
-        if made.plan is not None:
-            pipeline.save(model, path, arch=source.arch, trust=self.job.trust)
-        elif path.suffix == ".pt":
-            pipeline.save_dense(model, path, trust=self.job.trust)
-        else:
+        if made.plan is None and path.suffix != ".pt":
             save_weights(path, model)
+            return
+        start = None if self.job.model is None else Path(self.job.model)
+        with result_at(path, trust=self.job.trust, force=False) as file:
+            assert file is not None
+            file.write(model, source.arch if made.plan is not None else None, start)
 
 
 def _reported(

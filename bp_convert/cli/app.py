@@ -97,9 +97,10 @@ def convert(
     check_together(ctx, stands, plan)
     with errors_shown() as trail:
         from bp_convert.cli.data import open_with_data
-        from bp_convert.cli.outputs import check_outputs, result_at, write_reports
+        from bp_convert.cli.outputs import check_outputs, write_reports
         from bp_convert.cli.retrain import trainer_from
         from bp_convert.cli.settings import settings_from
+        from bp_convert.proof.result import result_at
 
         asked = settings_from(settings, stands)
         trainer = trainer_from(finetune, calibrate)
@@ -182,7 +183,7 @@ def dense(
 ) -> None:
     """Turn a converted model back into plain torch layers of the same weights."""
     with errors_shown():
-        from bp_convert.cli.outputs import result_at
+        from bp_convert.proof.result import result_at
 
         with result_at(output, trust=trust, force=force) as file:
             from bp_convert import pipeline

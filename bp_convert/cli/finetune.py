@@ -142,10 +142,10 @@ def finetune(
     Several processes: torchrun --nproc_per_node 2 -m bp_convert finetune ...
     """
     with errors_shown() as trail:
-        from bp_convert.cli.outputs import result_at
         from bp_convert.cli.training import tokenizer_beside, training_from
         from bp_convert.files.atomic import check_output
         from bp_convert.files.converted import OUTPUT_SUFFIXES
+        from bp_convert.proof.result import result_at
 
         named = {
             "data": data, "validation": _share(validation), "epochs": epochs, "steps": steps,

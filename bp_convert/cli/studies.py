@@ -136,6 +136,7 @@ def sweep(
         from bp_convert.cli.data import open_with_data
         from bp_convert.cli.outputs import check_outputs
         from bp_convert.cli.settings import settings_from
+        from bp_convert.proof.result import result_at
 
         targets = several(target or ["params=0.5,0.25,0.1"])
         files = (
@@ -159,7 +160,7 @@ def sweep(
             "convert_anyway": convert_anyway,
         }
         asked = settings_from(None, {name: one for name, one in given.items() if one is not None})
-        from bp_convert import pipeline, studies
+        from bp_convert import studies
         from bp_convert.files import check_writable
         from bp_convert.render import study
 
@@ -181,7 +182,9 @@ def sweep(
 
             def keep(small: Any, one: Any) -> Path:
                 path = files[one]
-                pipeline.save(small, path, arch=loaded.arch, force=force, trust=trust or ())
+                with result_at(path, trust=trust, force=force) as file:
+                    assert file is not None
+                    file.write(small, loaded.arch, model)
                 return path
 
             found = studies.sweep(

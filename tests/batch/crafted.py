@@ -12,6 +12,7 @@ from torch import nn
 
 FACTORY = '''
 import os
+import sys
 from pathlib import Path
 import torch
 from torch import nn
@@ -19,10 +20,17 @@ from torch import nn
 HERE = Path(__file__).parent
 
 def small(seed=0):
-    """Note that it was called, and make a model."""
-    with open(HERE / "starts.txt", "a") as opened:
-        opened.write(f"{os.getpid()}\\n")
+    """Note that a job called it, and make a model."""
+    if "proof" not in sys.argv[0]:
+        with open(HERE / "starts.txt", "a") as opened:
+            opened.write(f"{os.getpid()}\\n")
     return nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+
+def shy():
+    """Make a model, but not in the process that reads the result."""
+    if "proof" in sys.argv[0]:
+        raise RuntimeError("not here")
+    return small()
 
 def broken():
     raise RuntimeError("this model is broken")

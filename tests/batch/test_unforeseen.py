@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from bp_convert import pipeline
 from bp_convert.batch import estimate
 from bp_convert.batch.folders import LOG, Results
 from bp_convert.batch.identity import Identities
 from bp_convert.batch.job import run_job
 from bp_convert.batch.read import read_recipe
+from bp_convert.proof import result
 from bp_convert.values.outcome import Outcome
 from tests.batch.crafted import write
 
 TEXT = "arch: models.py:small\ntrust: models.py\nsettings: {convert_anyway: true}\nname: one\n"
 
 
-def _run(folder: Path) -> tuple[Outcome, str]:
-    (stated,) = read_recipe(write(folder, TEXT)).jobs
+def _run(folder: Path, text: str = TEXT) -> tuple[Outcome, str]:
+    (stated,) = read_recipe(write(folder, text)).jobs
     ids, results = Identities(), Results(folder / "out")
     outcome, _ = run_job(
         stated.job, ids.of(stated.job), ids.of_full(stated.job), results, lambda *_: None
@@ -34,7 +34,7 @@ def _broken(*_: Any, **__: Any) -> Any:
 
 def test_the_log_holds_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pipeline, "save", _broken)
+    monkeypatch.setattr(result, "save", _broken)
     outcome, log = _run(tmp_path)
     assert outcome.state == "failed"
     assert "ZeroDivisionError: by nought" in (outcome.problem or "")
@@ -44,12 +44,23 @@ def test_the_log_holds_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not list(tmp_path.glob("bp-convert-fault-*"))
 
 
+def test_a_result_that_a_fresh_process_does_not_load_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome, _ = _run(tmp_path, TEXT.replace("models.py:small", "models.py:shy"))
+    assert outcome.state == "failed"
+    assert "a fresh process cannot load the file" in (outcome.problem or "")
+    assert "not here" in (outcome.problem or "")
+    assert not list((tmp_path / "out").rglob("model.pt"))
+
+
 def test_too_little_memory_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any, **__: Any) -> None:
         raise MemoryError
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pipeline, "save", fails)
+    monkeypatch.setattr(result, "save", fails)
     outcome, _ = _run(tmp_path)
     assert (outcome.problem or "").startswith("this machine's memory")
 

@@ -1,0 +1,83 @@
+"""A model file written and proven."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from bp_convert.files import check_writable
+from bp_convert.proof import Proof
+from bp_convert.storage import PLAN_ATTRIBUTE, save, save_dense
+
+
+class Result:
+    """The model file that will be written: refused before the work, proven after it.
+
+    Args:
+        goal: where it goes.
+        proof: a process that will load it.
+        trust: packages and files whose code may run.
+        force: an older file may be replaced.
+    """
+
+    def __init__(self, goal: Path, proof: Proof, trust: Sequence[str] | None, force: bool) -> None:
+        self.goal = goal
+        self.proof = proof
+        self.trust = tuple(trust or ())
+        self.force = force
+
+    def check(self, source: nn.Module, arch: str | None = None) -> None:
+        """Refuse a model whose result could not be read back.
+
+        Args:
+            arch: how ``source`` is made, where the result will say so.
+
+        Raises:
+            CheckpointError: names what is at fault, and a way out.
+        """
+        check_writable(source, self.goal, arch=arch, trust=self.trust)
+
+    def write(
+        self, model: nn.Module, arch: str | None = None, source: Path | None = None
+    ) -> tuple[list[Path], list[str]]:
+        """Write the model, and prove the file in a fresh process.
+
+        Args:
+            source: the file that the model was made from.
+
+        Returns:
+            The files written, and notes.
+
+        Raises:
+            CheckpointError: it cannot be written.
+            VerificationError: it does not load, or not as it was; then nothing is left of it.
+        """
+        needed = check_writable(model, self.goal, arch=arch, trust=self.trust)
+        script = (arch or "").partition("?")[0].rpartition(":")[0]
+        if script.endswith(".py"):
+            needed = (*needed, str(Path(script).resolve()))
+        trusted = tuple(dict.fromkeys((*self.trust, *needed)))
+        prove = self.proof.of(model, self.goal, trust=trusted, source=source)
+        given: dict[str, Any] = {"force": self.force, "trust": self.trust, "prove": prove}
+        if hasattr(model, PLAN_ATTRIBUTE):
+            written = save(model, self.goal, arch=arch, **given)
+        else:
+            written = [save_dense(model, self.goal, **given)]
+        words = [f"loading it takes trust={[*needed]}"] if needed else []
+        return written, [*words, *self.proof.notes]
+
+
+@contextmanager
+def result_at(
+    goal: Path, *, trust: Sequence[str] | None, force: bool, wanted: bool = True
+) -> Iterator[Result | None]:
+    """Start what will prove a result, beside the work; None where none is wanted."""
+    if not wanted:
+        yield None
+        return
+    with Proof() as proof:
+        yield Result(goal, proof, trust, force)
