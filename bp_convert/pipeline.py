@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -220,18 +220,17 @@ def convert(
             examples_for(model, evaluate, given, part="evaluate", held_out=held_out, count=SCORED),
             metric,
         )
-    edited = plan is not None
     if plan is None:
         plan = make_plan(model, given, examples=examples, given=sample, progress=progress)
     else:
-        with carried_out(model):
-            plan = recount(model, plan)
+        plan = recount(model, plan)
     if sample is None or examples is not None:
         sample = _sample(plan, examples)
     fitted_to = "" if examples is None or not _fits_data(plan) else examples.words
-    with carried_out(model) if edited else nullcontext():
-        done = _apply(model, plan, progress, sample, examples)
+    done = _apply(model, plan, progress, sample, examples)
     check_counts(done.model, plan)
+    if examples is not None and scorer is None:
+        sample = _fresh(sample, examples)
     checked = _verified(model, plan, done, before, progress, sample)
     result = done.model
     if floating is not None:
@@ -350,15 +349,18 @@ def _batches(measure: Sequence[int] | int) -> Sequence[int]:
 
 
 def _sample(plan: Plan, examples: Examples | None) -> SampleInputs:
-    """Return the example inputs of a plan: real ones where there are some, best those to which
-    nothing is fitted."""
+    """Return the example inputs of a plan: real ones where there are some."""
     if examples is None:
         return SampleInputs(plan.inputs, words=plan.assumed)
-    if examples.fresh is None:
-        return SampleInputs(plan.inputs, examples.batches[0], plan.assumed, "calibration data")
-    return SampleInputs(
-        plan.inputs, examples.fresh, plan.assumed, "data that nothing was fitted to"
-    )
+    return SampleInputs(plan.inputs, examples.batches[0], plan.assumed, "calibration data")
+
+
+def _fresh(sample: SampleInputs, examples: Examples) -> SampleInputs:
+    """Return example inputs to which nothing is fitted, where the source has such."""
+    batch = None if examples.fresh is None else examples.fresh()
+    if batch is None:
+        return sample
+    return replace(sample, given=batch, origin="data that nothing was fitted to")
 
 
 def _apply(

@@ -301,9 +301,11 @@ def test_what_is_not_calibrated_on_is_what_outputs_are_compared_on(
     assert found is not None
     assert (found.on, found.examples) == (words, examples)
     taken = examples_for(net, x)
-    assert (taken.fresh is None) == (count <= 512)
-    if taken.fresh is not None:
-        fresh = taken.fresh[0][0]
+    assert taken.fresh is not None
+    batch = taken.fresh()
+    assert (batch is None) == (count <= 512)
+    if batch is not None:
+        fresh = batch[0][0]
         assert len(fresh) == examples
         assert not {tuple(row.tolist()) for row in fresh} & set(rows(taken))
         with torch.no_grad():

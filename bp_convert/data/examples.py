@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,8 +31,8 @@ class Examples:
             where they are none of these, None where the source has no numbers.
         digest: the first 16 hex digits of the SHA-256 of all tensors. The same examples in
             batches of another size have another digest.
-        fresh: a batch of other examples of the source, which nothing is fitted to; None where
-            there are none, or where they cannot be read without reading all before them.
+        fresh: reads some other examples of the source, which nothing is fitted to, or none; None
+            where they cannot be read without reading all before them.
     """
 
     batches: tuple[Batch, ...]
@@ -41,7 +41,7 @@ class Examples:
     source: str
     digest: str
     rows: tuple[int, ...] | None = None
-    fresh: Batch | None = None
+    fresh: Callable[[], Batch | None] | None = field(default=None, compare=False, repr=False)
 
     @property
     def words(self) -> str:

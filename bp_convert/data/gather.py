@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor
 
@@ -53,19 +54,19 @@ class Request:
         made = self._finish(batches, rows.labels(chosen), where, text, total, numbers)
         if self.part == "evaluate" or in_order:
             return made
-        return replace(made, fresh=self._fresh(rows, len(chosen), broken, where))
+        return replace(made, fresh=partial(self._fresh, rows, len(chosen), broken, where))
 
     def _fresh(self, rows: Rows, taken: int, broken: frozenset[int], where: str) -> Batch | None:
-        """Read some of what calibration leaves to evaluation."""
+        """Read some of what calibration leaves to evaluation; None where there is none to read."""
         try:
             others = pick(
                 len(rows), count=FRESH, seed=self.seed, part="evaluate", held_out=taken,
                 spare=self.spare, left_out=broken, where=where,
             )  # fmt: skip
-        except DataError:
+            (batch,) = rows.read(others, FRESH)
+            return fit_batch(*batch, self.specs, where, self.accepts)
+        except DataError:  # nothing asks for these
             return None
-        (batch,) = rows.read(others, FRESH)
-        return fit_batch(*batch, self.specs, where, self.accepts)
 
     def of_stream(self, items: Iterable[object], where: str, text: str) -> Examples:
         """Take the next examples of an iterable."""

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 # The stage that a room of the package, a file of it, or a function in one stands for.
 STAGES = {
     "cli/outputs.write_reports": "writing the report",
-    "cli/outputs": "writing",
+    "proof": "writing",
     "cli/settings": "reading the settings",
     "storage.load": "reading the model",
     "storage.plan_in": "reading the plan",

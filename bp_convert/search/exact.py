@@ -23,10 +23,6 @@ TIMED_OUT = 1  # milp's status
 AGAIN = 20  # solutions that keep a limit in HiGHS's eyes only, after which it is given up
 
 
-class UndecidedError(PlanError):
-    """Time ran out before a choice was found or ruled out."""
-
-
 def solve(
     objectives: Sequence[np.ndarray],
     limited: Sequence[np.ndarray],
@@ -48,7 +44,7 @@ def solve(
         seconds: after which it ends.
 
     Raises:
-        UndecidedError: none was found in time, and none ruled out.
+        PlanError: none was found in time, and none ruled out.
     """
     slack = KEPT * np.abs(bounds)
     places = _possible(limited, bounds + slack)
@@ -109,7 +105,7 @@ def _lowest(
             [one[:, list(kept)] for one in limited],
             bounds[list(kept)],
         )
-    except UndecidedError:  # this is for words only
+    except PlanError:  # this is for words only
         return None
     if choice is None:
         return None
@@ -193,8 +189,8 @@ def _programme(
     return np.array([int(one.argmax()) for one in np.split(result.x, starts[1:-1])])
 
 
-def _undecided(found: str) -> UndecidedError:
-    return UndecidedError(
+def _undecided(found: str) -> PlanError:
+    return PlanError(
         where="the targets together",
         found=f"{found}; that there is none was not shown either",
         allowed="targets that leave some room",

@@ -20,6 +20,7 @@ from typer.testing import CliRunner, Result
 import bp_convert.cli.data
 import bp_convert.kinds.linear
 import bp_convert.pipeline
+import bp_convert.proof.result
 import bp_convert.render.documents
 from bp_convert import faults
 from bp_convert.batch.outcomes import failure, told
@@ -54,7 +55,7 @@ BREAKS = {
     "reading the examples": (bp_convert.cli.data.Data, "_load"),
     "planning": (bp_convert.pipeline, "plan"),
     "converting": (bp_convert.pipeline, "convert"),
-    "writing": (bp_convert.pipeline, "save"),
+    "writing": (bp_convert.proof.result, "save"),
     "writing the report": (bp_convert.render.documents, "document"),
 }
 

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bp_convert.errors import PlanError
 from bp_convert.search import allocate as allocate_module
 from bp_convert.search import exact
 from bp_convert.search.allocate import OutOfReachError, allocate, quantity
-from bp_convert.search.exact import UndecidedError, solve
+from bp_convert.search.exact import solve
 from bp_convert.search.options import Unit
 from tests.search.units import drawn
 
@@ -178,5 +179,5 @@ def test_nothing_is_printed_on_standard_output() -> None:
 def test_time_that_ran_out_is_no_proof() -> None:
     objectives, limited, _ = _drawn(3, 40, 12, 3)
     bounds = np.array([sum(one[:, column].mean() for one in limited) for column in range(3)]) * 0.6
-    with pytest.raises(UndecidedError, match="not shown"):
+    with pytest.raises(PlanError, match="not shown"):
         solve(objectives, limited, bounds, seconds=1e-6)
