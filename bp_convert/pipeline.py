@@ -21,7 +21,7 @@ from bp_convert.files import Loaded, is_converted, load_model
 from bp_convert.files import check_output as _check_output
 from bp_convert.fitting import fit_to_data
 from bp_convert.graph.channel_map import ChannelMaps, measure_maps
-from bp_convert.graph.clone import clone, shadow
+from bp_convert.graph.clone import clone
 from bp_convert.graph.example import SampleInputs, given_sample
 from bp_convert.graph.inputs import settle_values
 from bp_convert.graph.ready import check_ready
@@ -240,7 +240,7 @@ def convert(
     latency = tuple(
         measure_latency(
             clone(model, apart=True),
-            shadow(result),
+            clone(result, apart=True),
             plan.inputs,
             batch=batch,
             device=device or _device(model),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bp_convert.data import Examples
 from bp_convert.evaluation.meters import meter_factory
 from bp_convert.evaluation.outputs import Seen, forward, main_output, unusable
-from bp_convert.graph.clone import clone, shadow
+from bp_convert.graph.clone import clone
 from bp_convert.graph.running import Args, Kwargs
 from bp_convert.graph.tree import rows_in
 from bp_convert.values.score import Score
@@ -65,7 +65,7 @@ class Scorer:
         return Score(
             metric=self.metric,
             before=self.before,
-            after=self._measure(shadow(model)),
+            after=self._measure(clone(model, apart=True)),
             higher_is_better=self.higher_is_better,
             examples=self._examples.count,
         )

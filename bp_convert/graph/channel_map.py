@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
-from bp_convert.graph.clone import shareable
 from bp_convert.graph.columns import fingerprint, match
 from bp_convert.graph.followers import (
     Follow,
@@ -158,7 +157,7 @@ class _Comparison:
         """Copy the model twice: with followers shaken, so that no two channels look alike, and
         widened, with tensors that take no memory in the layers whose output is exchanged."""
         shaken: dict[str, Tensor] = {}
-        old = shareable(self.model)
+        old: dict[int, Tensor] = {}  # nothing is shared: a forward may write on its weights
         new: dict[int, Tensor] = {}
         hollow = {watch.name for watch in self.watches if watch.mixes}
         for name, resizes in self.resized.items():

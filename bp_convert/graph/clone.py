@@ -72,20 +72,16 @@ def clone_to_meta(model: M, modules: Mapping[nn.Module, nn.Module] | None = None
 
 def shadow(model: M) -> M:
     """Copy all of ``model`` but its parameters, which are shared: what a forward writes on its
-    module, such as a counter or a buffer, stays with the copy."""
-    return clone(model, None, shareable(model), apart=True)
-
-
-def shareable(model: nn.Module) -> dict[int, Tensor]:
-    """Return the tensors that a copy which only runs may share, by their ``id``: parameters, but
-    for tables with a ``max_norm``, which a forward renormalises in place."""
+    module, such as a counter or a buffer, stays with the copy. Tables with a ``max_norm``, which
+    a forward renormalises in place, are copied too."""
     written = {
         id(one)
         for module in model.modules()
         if getattr(module, "max_norm", None) is not None
         for one in module.parameters(recurse=False)
     }
-    return {id(one): one for one in model.parameters() if id(one) not in written}
+    shared = {id(one): one for one in model.parameters() if id(one) not in written}
+    return clone(model, None, shared, apart=True)
 
 
 def to_meta(tensor: Tensor) -> Tensor:

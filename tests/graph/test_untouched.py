@@ -148,7 +148,20 @@ class Scripted(Counts):
         return self.three(self.two(self.act(self.one(x))))
 
 
-@pytest.mark.parametrize("make", [Counts, Some, Scripted])
+class Rescaled(Counts):
+    """Divides a weight of its own once, in eval mode, as RWKV does."""
+
+    done = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training and not self.done:
+            with torch.no_grad():
+                self.two.weight.div_(4)
+            self.done = True
+        return self.three(4 * self.two(self.one(x)).tanh())
+
+
+@pytest.mark.parametrize("make", [Counts, Some, Scripted, Rescaled])
 def test_widening_writes_on_no_model(make: type[Counts]) -> None:
     torch.manual_seed(0)
     model = make().eval()
