@@ -29,6 +29,13 @@ _PICKS = (
     _ATEN.index.Tensor,
     _ATEN.gather.default,
 )
+# Of these torch checks the sizes only where there is data.
+_ADDS = (
+    _ATEN.index_add.default,
+    _ATEN.index_add_.default,
+    _ATEN.index_copy.default,
+    _ATEN.index_copy_.default,
+)
 _LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 _MAKES_INTEGERS = 1 << 20  # numbers; larger ones are not worth making for real
 
@@ -51,6 +58,8 @@ class PhantomMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         if self.env is not None and func in _PICKS:
             for axis in _picked(func, *args):
                 self.env.pin(args[0].shape[axis])
+        if func in _ADDS:
+            _check_added(*args[:4])
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def empty(self, shape: tuple[Dim, ...], dtype: torch.dtype) -> Tensor:
@@ -69,6 +78,17 @@ class PhantomMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         """Make what stands for example inputs."""
         made: tuple[Args, Kwargs] = map_tensors(self.like, (args, kwargs))
         return made
+
+
+def _check_added(given: Tensor, dim: int, index: Tensor, source: Tensor) -> None:
+    """Ask that two tensors agree in all axes but the one along which rows are put into the first.
+
+    Raises:
+        RuntimeError: they do not.
+    """
+    for axis, (one, other) in enumerate(zip(given.shape, source.shape, strict=True)):
+        if axis != dim % given.dim() and one != other:
+            raise RuntimeError(f"rows of {tuple(source.shape)} do not fit {tuple(given.shape)}")
 
 
 def _picked(func: Any, given: Tensor, *how: Any) -> list[int]:

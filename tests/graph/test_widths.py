@@ -365,3 +365,26 @@ def test_widths_in_a_list_stay_in_a_list() -> None:
     assert small.splits == [32, 32]
     assert small.stem.out_features == 64
     assert small(torch.randn(3, 16)).shape == (3, 4)
+
+
+class Messages(nn.Module):
+    """Adds rows up by index, into zeros as wide as its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.message = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+        self.out = nn.Linear(16, 3)
+
+    def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
+        sent = self.message(nodes[edges[0]])
+        return self.out(torch.zeros_like(nodes).index_add(0, edges[1], sent))
+
+
+def test_rows_that_are_added_by_index_keep_their_width() -> None:
+    torch.manual_seed(0)
+    edges = torch.tensor([[0, 1, 5, 4, 3], [5, 4, 3, 2, 0]])
+    inputs = {"nodes": torch.randn(6, 16), "edges": edges}
+    small, _ = bp_convert.convert(Messages().eval(), inputs=inputs, alpha=2, convert_anyway=True)
+    assert small.message[0].out_features > 32
+    assert small.message[2].out_features == 16
+    assert small(**inputs).shape == (6, 3)
