@@ -216,7 +216,9 @@ class _Run:
         start = None if self.job.model is None else Path(self.job.model)
         with result_at(path, trust=self.job.trust, force=False) as file:
             assert file is not None
-            file.write(model, source.arch if made.plan is not None else None, start)
+            _, notes = file.write(model, source.arch if made.plan is not None else None, start)
+            for note in notes:
+                print(note)  # into the log
 
 
 def _reported(

@@ -175,10 +175,9 @@ class _Comparison:
                     self.maps.follows[resize.name] = plain
                     fill = plain.apply(shaken[resize.name])
                 new[id(tensor)] = _like(tensor, fill)
-        kept = {key: value for key, value in old.items() if key not in new}
         still = self.plan.model_copy(update={"attrs": ()})
         source = reshaped(self.model, still, {}, old, apart=True)
-        wide = reshaped(self.model, self.plan, {}, {**kept, **new}, apart=True)
+        wide = reshaped(self.model, self.plan, {}, new, apart=True)
         return evaluating(source), evaluating(wide), shaken
 
     def _hook(

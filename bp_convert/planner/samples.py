@@ -21,12 +21,12 @@ def sample_inputs(
 ) -> SampleInputs:
     """Return example inputs on which a copy of the model has run; none where none is known.
 
-    Args:
-        given: values on which it has run already.
-
     Those that are given as values come first, then those that the settings describe, then the
     calibration data, then a guess. Real ones are preferred for whatever does not need another
     number of them.
+
+    Args:
+        given: values on which it has run already.
 
     Raises:
         TraceError: the model does not run on what was given or described.
