@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,12 @@ from bp_convert.storage import (
 from bp_convert.surgery import Converted, apply_plan, carried_out
 from bp_convert.values.explain import settings_explained
 from bp_convert.values.plan import Plan
+from bp_convert.values.progress import Progress
 from bp_convert.values.report import Report, Verification
 from bp_convert.values.settings import Settings
 from bp_convert.values.tensors import TensorSpec
 from bp_convert.verify import fingerprint_of_data, verify
 
-Progress = Callable[[str, int, int], None]
 SCORED = 2000  # examples that are scored at most
 # What forward takes: described, or values with the examples on their first axis.
 Inputs = Sequence[TensorSpec | str] | Sequence[Any] | Mapping[str, Any] | Tensor

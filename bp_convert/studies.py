@@ -20,11 +20,11 @@ from bp_convert.planner import candidate_units
 from bp_convert.search.candidates import settled
 from bp_convert.search.curves import Curve
 from bp_convert.search.options import Unit
+from bp_convert.values.progress import Progress
 from bp_convert.values.settings import Settings
 from bp_convert.values.study import Point, Probe, ProbeRow, Sweep
 from bp_convert.values.target import Target
 
-Progress = Callable[[str, int, int], None]
 SHARES = (0.5, 0.25, 0.1, 0.05)
 MIDDLE = 0.25
 ERROR = 0.3

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -22,10 +22,10 @@ from bp_convert.graph.running import same_draws
 from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Spread
 from bp_convert.values.plan import LayerPlan, Plan
+from bp_convert.values.progress import Progress
 
 LARGEST = 2**29  # numbers in a widened weight that is built to be fitted: 2 GB in float32
 GROWTH = 64  # times a tensor's numbers, to which a plan that a person edited may let it grow
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass

@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[1] / "bp_convert"
 FLOORS = (
     "_version",
     "errors",
+    "values",
     "faults",
     "scripts",
-    "values",
     "kron",
     "layers",
     "models",

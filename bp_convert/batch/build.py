@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import nn
@@ -16,12 +15,11 @@ from bp_convert.graph.clone import clone
 from bp_convert.pruning import prune
 from bp_convert.storage import mark
 from bp_convert.values.plan import Plan, Totals
+from bp_convert.values.progress import Progress
 from bp_convert.values.recipe import Job
 from bp_convert.values.report import Report
 from bp_convert.values.settings import Settings
 from bp_convert.values.target import Target
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

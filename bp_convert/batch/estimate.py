@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from math import ceil
 from pathlib import Path
@@ -24,11 +24,11 @@ from bp_convert.faults import looked_into, of_the_machine
 from bp_convert.pruning import prune
 from bp_convert.values.estimate import Estimate
 from bp_convert.values.plan import Totals
+from bp_convert.values.progress import Progress
 from bp_convert.values.recipe import Job
 from bp_convert.values.settings import Settings
 from bp_convert.values.training import Training
 
-Progress = Callable[[str, int, int], None]
 PASSES = 3  # a step costs a forward pass and, with respect to inputs and weights, two more
 # Examples in the training part of data sets that may be named without being here.
 SIZES = {

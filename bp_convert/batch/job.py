@@ -7,7 +7,6 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -30,12 +29,11 @@ from bp_convert.proof.result import result_at
 from bp_convert.render.documents import document
 from bp_convert.reporting import scored, trained
 from bp_convert.values.outcome import Outcome
+from bp_convert.values.progress import Progress
 from bp_convert.values.recipe import Job
 from bp_convert.values.report import Report
 from bp_convert.values.score import Score
 from bp_convert.values.training import Trained
-
-Progress = Callable[[str, int, int], None]
 
 
 def run_job(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +17,10 @@ from bp_convert.errors import CheckpointError
 from bp_convert.files import arch_factory, load_model, write_text
 from bp_convert.files.atomic import write_all
 from bp_convert.graph.running import same_draws
+from bp_convert.values.progress import Progress
 from bp_convert.values.recipe import Job
 from bp_convert.values.training import Trained
 
-Progress = Callable[[str, int, int], None]
 WEIGHTS, TRAINED = "weights.pt", "trained.json"  # of a full model
 
 

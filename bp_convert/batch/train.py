@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 
 from torch import nn
 
 from bp_convert import training
+from bp_convert.values.progress import Progress
 from bp_convert.values.recipe import Job
 from bp_convert.values.training import Trained
-
-Progress = Callable[[str, int, int], None]
 
 
 def finetune(

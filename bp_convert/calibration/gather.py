@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
@@ -18,11 +18,11 @@ from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site
 from bp_convert.kinds import Spread
 from bp_convert.kinds.rows import Pick
+from bp_convert.values.progress import Progress
 
 LOOKS = 8  # batches that are looked at for layers that not every batch reaches
 FEW = 4  # rows, of which there are too few to compare with others
 SAME = 512  # rows by which it is told whether two models' rows are of the same examples
-Progress = Callable[[str, int, int], None]
 Moments = dict[tuple[str, str], list[Moment]]  # by layer and role, one for each direction
 
 

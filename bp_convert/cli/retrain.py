@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bp_convert.errors import TrainingError
+from bp_convert.values.progress import Progress
 
 if TYPE_CHECKING:
     from torch import nn
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from bp_convert.cli.data import Data
     from bp_convert.values.report import Report
     from bp_convert.values.training import Training
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

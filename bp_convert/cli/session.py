@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from bp_convert.errors import BpConvertError, VerificationError
 from bp_convert.faults import Fault, Trail, of_the_machine, written
+from bp_convert.values.progress import Progress
 from bp_convert.values.text import as_json
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 TRACEBACK = "BP_CONVERT_TRACEBACK"  # an environment variable: show unforeseen faults whole
 DONE, FAILED, USAGE, NOTHING, UNVERIFIED = 0, 1, 2, 3, 4
-
-Progress = Callable[[str, int, int], None]
 
 
 @contextmanager

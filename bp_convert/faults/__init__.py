@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 from bp_convert._version import __version__
 from bp_convert.errors import BpConvertError
 from bp_convert.faults.where import layer_of, model_of, stage_of
+from bp_convert.values.progress import Progress
 
 PACKAGES = (
     *("torch", "torchvision", "timm", "transformers", "datasets"),
@@ -175,9 +176,6 @@ def _trace(problem: BaseException) -> str:
 def _without_numbers(message: str) -> str:
     """Cut off the tensors that a message quotes."""
     return re.sub(r"(?s)(tensor|array)\(.*", r"\1(...)", message)
-
-
-Progress = Callable[[str, int, int], None]
 
 
 class Trail:

@@ -9,7 +9,7 @@ Frantar et al., ICLR 2023, section 3; here for Kronecker sums). Means go into th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -34,8 +34,8 @@ from bp_convert.kron.columns import Columns
 from bp_convert.kron.fit import fit_in_metric, natural
 from bp_convert.kron.metric import Full, Metric
 from bp_convert.values.plan import Plan
+from bp_convert.values.progress import Progress
 
-Progress = Callable[[str, int, int], None]
 STAGES = 24  # passes over the data: layers that follow each other share one where there are more
 SWEEPS = 30
 ROUNDS = 3  # fits of a layer that is called several times, whose output is its own input

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -28,9 +28,9 @@ from bp_convert.search.options import Unit
 from bp_convert.search.spending import Spending
 from bp_convert.surgery import fingerprint
 from bp_convert.values.plan import AttrChange, LayerPlan, Plan, Resize
+from bp_convert.values.progress import Progress
 from bp_convert.values.settings import Settings
 
-Progress = Callable[[str, int, int], None]
 WIDTH_BATCH = 2  # more than one example, so that no width is mistaken for the batch
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor, nn
@@ -19,10 +19,10 @@ from bp_convert.search import cache
 from bp_convert.search.curves import Curve, curves_of
 from bp_convert.search.options import Unit, Wanted, make_unit
 from bp_convert.search.sensitivity import Trials
+from bp_convert.values.progress import Progress
 from bp_convert.values.settings import Method
 
 HANDICAP = 1.3  # times the squared error of Kronecker sums fitted to data
-Progress = Callable[[str, int, int], None]
 
 
 def settled(method: Method, *, data: bool) -> Method:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -18,9 +18,9 @@ from bp_convert.search.candidates import Candidates, settled
 from bp_convert.search.choose import Budget, Found, choose
 from bp_convert.search.options import Unit, Wanted, kept
 from bp_convert.values.plan import largest
+from bp_convert.values.progress import Progress
 from bp_convert.values.settings import Settings
 
-Progress = Callable[[str, int, int], None]
 MANY = 32  # the larger batch at which the whole model is to stay as fast
 
 

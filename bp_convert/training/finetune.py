@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,9 @@ from bp_convert.training.randomness import random_state, set_random_state
 from bp_convert.training.run import Run
 from bp_convert.values.explain import explained
 from bp_convert.values.plan import Plan
+from bp_convert.values.progress import Progress
 from bp_convert.values.tensors import TensorSpec
 from bp_convert.values.training import Trained, Training
-
-Progress = Callable[[str, int, int], None]
 
 
 def finetune(

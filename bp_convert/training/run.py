@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,9 @@ from bp_convert.training.material import Material
 from bp_convert.training.memory import estimate
 from bp_convert.training.recompute import recompute, undo
 from bp_convert.training.watch import Watch
+from bp_convert.values.progress import Progress
 from bp_convert.values.training import Trained, Training
 
-Progress = Callable[[str, int, int], None]
 # What may differ between a run and the one that goes on with it
 FREE = {"workers", "checkpoint_every", "checkpoint_minutes", "compile"}
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bp_convert.errors import CheckpointError
 from bp_convert.files.atomic import write_text
+from bp_convert.values.progress import Progress
 from bp_convert.values.text import as_json
 
-Progress = Callable[[str, int, int], None]
 LOG = "log.jsonl"
 BOARD = "tensorboard"
 
