@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from statistics import median, quantiles
 from typing import Any
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 
 from bp_convert.graph.example import make_inputs
 from bp_convert.graph.running import evaluating, quiet_forward
+from bp_convert.torch_private import memory_events
 from bp_convert.values.report import Latency
 from bp_convert.values.tensors import TensorSpec
 
@@ -100,20 +100,7 @@ def _peak(one: Callable[[], Any], device: torch.device) -> int | None:
 
 def peak_of_pass(one: Callable[[], Any]) -> int:
     """Return the most bytes that a pass on the CPU has allocated at once."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it complains of absent GPUs on stderr
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        one()
-    results = seen.profiler.kineto_results if seen.profiler is not None else None
-    events = [] if results is None else results.events()
-    memory = sorted(
-        (event for event in events if event.name() == "[memory]"),
-        key=lambda event: event.start_ns(),
-    )
-    now = most = 0
-    for event in memory:
-        now += event.nbytes()
-        most = max(most, now)
-    return most
+    return max(accumulate(memory_events(one), initial=0))
 
 
 def _spread(values: Sequence[float]) -> float:

@@ -17,6 +17,7 @@ FLOORS = (
     "values",
     "faults",
     "scripts",
+    "torch_private",
     "kron",
     "layers",
     "models",

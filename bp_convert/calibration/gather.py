@@ -10,7 +10,6 @@ from zlib import crc32
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from bp_convert.calibration.moments import Moment, rows_wanted
 from bp_convert.calibration.tap import Batches, Tap, token_mask
@@ -18,6 +17,7 @@ from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site
 from bp_convert.kinds import Spread
 from bp_convert.kinds.rows import Pick
+from bp_convert.torch_private import BatchNormBase
 from bp_convert.values.progress import Progress
 
 LOOKS = 8  # batches that are looked at for layers that not every batch reaches
@@ -70,7 +70,7 @@ def order_of(model: nn.Module, sites: Sequence[Site], batches: Batches) -> Order
         called = model.get_submodule(site.name)
         handles.append(called.register_forward_hook(note(site.name)))
     for module in model.modules():
-        if isinstance(module, _BatchNorm):
+        if isinstance(module, BatchNormBase):
             handles.append(module.register_forward_pre_hook(ask, with_kwargs=True))
     calls: dict[str, int] = {}
     together: list[list[str]] = []

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import _weights_only_unpickler as weights_only
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from bp_convert.errors import CheckpointError
@@ -24,6 +23,7 @@ from bp_convert.pickles.admit import admit, is_weapon
 from bp_convert.pickles.code import MAIN, covers, is_private
 from bp_convert.pickles.inert import InertReach, inert_class, module_class
 from bp_convert.pickles.reach import Reach
+from bp_convert.torch_private import Unpickler, names_beyond_tensors
 
 _SHOWN = 8  # names listed in a message
 _LOCK = threading.Lock()  # torch keeps the names it admits in one global list
@@ -113,8 +113,7 @@ def names_in_pickle(content: bytes) -> list[str]:
     Raises:
         pickle.UnpicklingError: it does what the safe loader does not take.
     """
-    found = weights_only.get_globals_in_pkl(io.BytesIO(content))
-    return sorted(found - weights_only._get_allowed_globals().keys())
+    return names_beyond_tensors(io.BytesIO(content))
 
 
 def revive(
@@ -130,13 +129,13 @@ def revive(
         Exception: it cannot be unpickled so.
     """
 
-    class Unpickler(weights_only.Unpickler):
+    class Reader(Unpickler):
         def persistent_load(self, pid: tuple[str, int]) -> object:
             return parts[pid[1]]
 
     with known(names, trust), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return Unpickler(io.BytesIO(content), encoding="utf-8").load()  # type: ignore[no-untyped-call]
+        return Reader(io.BytesIO(content), encoding="utf-8").load()  # type: ignore[no-untyped-call]
 
 
 def load_inert(path: Path, kind: Kind) -> object:

@@ -22,6 +22,7 @@ from bp_convert.files.tensors import all_weights, whole_state
 from bp_convert.files.unpickle import listed, names_in_pickle, revive
 from bp_convert.pickles import forms
 from bp_convert.pickles.meaning import Unreadable, meanings
+from bp_convert.torch_private import address_of
 
 _COMPILED = "_orig_mod."  # what torch.compile puts before names; files hold what was compiled
 ANOTHER_WAY = (
@@ -121,7 +122,7 @@ class _Structure(forms.Pickler):
 
     def persistent_id(self, thing: object) -> object:
         if isinstance(thing, torch.storage.TypedStorage):
-            place, dtype = thing._untyped_storage.data_ptr(), thing.dtype
+            place, dtype = address_of(thing), thing.dtype
             if place and self._dtypes.setdefault(place, dtype) != dtype:
                 raise Unreadable("shares its memory with a weight of another type")
         elif not torch.is_storage(thing) and not (

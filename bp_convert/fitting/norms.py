@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from bp_convert.calibration.tap import Batches, run_quietly
 from bp_convert.graph.clone import clone, shadow
 from bp_convert.graph.running import in_mode
+from bp_convert.torch_private import BatchNormBase
 
 LEAST, MOST = 0.25, 4.0  # bounds of the factor by which a variance is taken to have changed
 
@@ -31,7 +31,7 @@ class Norms:
         self.pairs = {
             name: (module, converted.get_submodule(name))
             for name, module in source.named_modules()
-            if isinstance(module, _BatchNorm) and module.running_mean is not None
+            if isinstance(module, BatchNormBase) and module.running_mean is not None
         }
         self.restart()
 
@@ -65,8 +65,8 @@ class Norms:
 
     def _settle(self, name: str) -> None:
         source, converted = self.pairs[name]
-        assert isinstance(source, _BatchNorm)
-        assert isinstance(converted, _BatchNorm)
+        assert isinstance(source, BatchNormBase)
+        assert isinstance(converted, BatchNormBase)
         assert source.running_mean is not None
         assert source.running_var is not None
         assert converted.running_mean is not None

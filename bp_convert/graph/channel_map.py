@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils import _pytree as pytree
 
 from bp_convert.graph.columns import fingerprint, match
 from bp_convert.graph.followers import (
@@ -36,6 +35,7 @@ from bp_convert.graph.tree import tensors_in
 from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Spread
 from bp_convert.kron.conv_layout import out_sizes
+from bp_convert.torch_private import ConvBase, tree_map_only
 from bp_convert.values.plan import LayerPlan, Plan
 
 SEED = 20190304  # of the values by which channels are told apart
@@ -347,7 +347,7 @@ def hollow_output(module: nn.Module, args: Args, kwargs: Kwargs) -> Tensor | Non
         return x.new_empty(*x.shape[:-1], module.out_features)
     if isinstance(module, nn.Embedding):
         return module.weight.new_empty(*x.shape, module.embedding_dim)
-    if isinstance(module, nn.modules.conv._ConvNd) and not module.transposed:
+    if isinstance(module, ConvBase) and not module.transposed:
         axes = len(module.kernel_size)
         size = out_sizes(
             x.shape[-axes:], module.kernel_size, module.stride, module.padding, module.dilation
@@ -371,7 +371,7 @@ def _map_floats(output: Any, act: Callable[[Tensor], Tensor]) -> Any:
         return output._replace(data=act(output.data))
     if isinstance(output, tuple) and not hasattr(output, "_fields"):
         return tuple(_map_floats(one, act) for one in output)
-    return pytree.tree_map_only(Tensor, lambda t: act(t) if t.is_floating_point() else t, output)
+    return tree_map_only(Tensor, lambda t: act(t) if t.is_floating_point() else t, output)
 
 
 def _shake(tensor: Tensor, name: str) -> Tensor:

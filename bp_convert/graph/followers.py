@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.kinds import Spread
+from bp_convert.torch_private import BatchNormBase, ConvBase, InstanceNormBase
 
 _NORMS = (
-    nn.modules.batchnorm._BatchNorm,
-    nn.modules.instancenorm._InstanceNorm,
+    BatchNormBase,
+    InstanceNormBase,
     nn.GroupNorm,
     nn.PReLU,
 )
@@ -58,7 +59,7 @@ def channel_axis(module: nn.Module) -> int | None:
         return 1
     if isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.MultiheadAttention):
         return -1
-    if isinstance(module, nn.modules.conv._ConvNd):
+    if isinstance(module, ConvBase):
         return -1 - len(module.kernel_size)
     if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
         return -1
@@ -75,7 +76,7 @@ def axis_of(module: nn.Module, axis: int, shape: tuple[int, ...]) -> int:
 
 def mixes(module: nn.Module) -> bool:
     """Return whether a follower sums over its input channels, so that its output is new."""
-    if isinstance(module, nn.modules.conv._ConvNd):
+    if isinstance(module, ConvBase):
         return module.groups != module.in_channels
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
@@ -108,7 +109,7 @@ def _rule(
         return Follow((inputs,)) if after == tuple(inputs.shape) else Follow(plain)
     if isinstance(module, nn.LayerNorm | nn.RMSNorm):
         return Follow((*plain[:-1], None if before[-1] == after[-1] else inputs))
-    if isinstance(module, nn.modules.conv._ConvNd):
+    if isinstance(module, ConvBase):
         return _conv(module, name, plain, after, inputs)
     if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
         return Follow((inputs, plain[1]), shared=0) if name == "weight" else Follow(plain)
@@ -116,7 +117,7 @@ def _rule(
 
 
 def _conv(
-    module: nn.modules.conv._ConvNd,
+    module: ConvBase,
     name: str,
     plain: tuple[Tensor | None, ...],
     after: tuple[int, ...],

@@ -15,6 +15,7 @@ from typing import Any, cast
 from torch import nn
 
 from bp_convert.graph.symbols import Dim
+from bp_convert.torch_private import BatchNormBase, buffers_of, has_one_width, parameters_of
 
 Shape = tuple[Dim, ...]
 Attr = Dim | tuple[Dim, ...]
@@ -61,7 +62,7 @@ def form_of(module: nn.Module) -> Form | None:
 def _fits(module: nn.Module, form: Form) -> bool:
     """Check that the form says the shapes that the module really has."""
     said = form.sizes(form.own, [width for _, width in form.inputs]).tensors
-    held = {**module._parameters, **module._buffers}
+    held = {**parameters_of(module), **buffers_of(module)}
     return all(
         name in said and tuple(tensor.shape) == said[name]
         for name, tensor in held.items()
@@ -206,7 +207,7 @@ def _recurrent(m: Any) -> Form:
         hidden = own["out"]
         state = own.get("proj", hidden)
         tensors: dict[str, Shape] = {}
-        for name in m._parameters:
+        for name in parameters_of(m):
             layer = int(cast("re.Match[str]", re.search(r"_l(\d+)", name))[1])
             if name.startswith("weight_ih"):
                 tensors[name] = (g * hidden, inp[0] if layer == 0 else directions * state)
@@ -240,7 +241,7 @@ def _cell(m: Any) -> Form:
 
 def _attention(m: Any) -> Form:
     """Heads stay, each head grows; keys and values of other widths than the queries' may differ."""
-    same = m._qkv_same_embed_dim
+    same = has_one_width(m)
     own = {"head": m.head_dim} | ({} if same else {"keys": m.kdim, "values": m.vdim})
 
     def sizes(own: Mapping[str, Dim], inp: Sequence[Dim]) -> Sizes:
@@ -274,7 +275,7 @@ def _attention(m: Any) -> Form:
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _STATISTICS = ("weight", "bias", "running_mean", "running_var")
-_BATCH = nn.modules.batchnorm._BatchNorm
+_BATCH = BatchNormBase
 _INSTANCE: tuple[tuple[type[nn.Module], int], ...] = (
     (nn.InstanceNorm1d, -2),
     (nn.InstanceNorm2d, -3),

@@ -17,6 +17,7 @@ from bp_convert.graph.forms import Attr, Form, Sizes, form_of
 from bp_convert.graph.phantom import PhantomMode, stub_recurrent
 from bp_convert.graph.symbols import Dim, Equality, Origin, SizeEnv, expr_of
 from bp_convert.graph.width_plan import Size
+from bp_convert.torch_private import buffers_of, parameters_of
 
 _HEAD = re.compile(
     r"(^|_)(head_?(dim|size|width|channels)|dim_?(per_)?head|d_(kv|head)|(key|value|proj)_dim)$"
@@ -46,7 +47,7 @@ class Held:
         """Yield the key, the model's tensor and the symbolic shape of each tensor."""
         for key, shape in self.sizes.tensors.items():
             owner, name = _owner(self.module, key)
-            parameter, buffer = owner._parameters.get(name), owner._buffers.get(name)
+            parameter, buffer = parameters_of(owner).get(name), buffers_of(owner).get(name)
             tensor = buffer if parameter is None else parameter
             if tensor is not None:
                 yield key, tensor, shape
@@ -147,7 +148,7 @@ class Ghost:
             key: tuple(
                 symbol(f"{prefix}{key}[{axis}]", size) for axis, size in enumerate(tensor.shape)
             )
-            for key, tensor in [*module._parameters.items(), *module._buffers.items()]
+            for key, tensor in [*parameters_of(module).items(), *buffers_of(module).items()]
             if tensor is not None and tensor.is_floating_point()
         }
         attrs: dict[str, Attr] = {}
@@ -193,10 +194,10 @@ class Ghost:
         for key, tensor, shape in held.state():
             if any(a is not b for a, b in zip(shape, before[key], strict=True)):
                 made = self.mode.like(tensor, shape)
-                if key in held.ghost._buffers:
-                    held.ghost._buffers[key] = made
+                if key in buffers_of(held.ghost):
+                    buffers_of(held.ghost)[key] = made
                 else:
-                    held.ghost._parameters[key] = cast(nn.Parameter, made)
+                    parameters_of(held.ghost)[key] = cast(nn.Parameter, made)
         set_attributes(held.ghost, held.sizes.attrs)
 
     def uses(self, sizes: Iterable[Dim]) -> bool:

@@ -7,7 +7,8 @@ from typing import Any
 
 import sympy
 import torch
-from torch.fx.experimental.sym_node import SymNode
+
+from bp_convert.torch_private import SymNode, expr_in
 
 # One run asks the same few questions of strides and sizes tens of thousands of times.
 _BINARY = (
@@ -38,7 +39,7 @@ def _remembered(name: str) -> Callable[[SymNode, SymNode], SymNode]:
 
     def method(self: SymNode, other: SymNode) -> SymNode:
         results: dict[Any, SymNode] = self.shape_env.results  # type: ignore[union-attr]
-        key = (name, self._expr, self.pytype, other._expr, other.pytype)
+        key = (name, expr_in(self), self.pytype, expr_in(other), other.pytype)
         made = results.get(key)
         if made is None:
             made = results[key] = _adopt(work_out(self, other))

@@ -24,6 +24,7 @@ from bp_convert.graph.running import (
 )
 from bp_convert.graph.tree import map_tensors, tensors_in
 from bp_convert.layers import BPLSTM
+from bp_convert.torch_private import hooks_of
 
 
 @dataclass
@@ -181,7 +182,7 @@ def _recurrent_macs(module: nn.Module, args: Args, kwargs: Kwargs) -> int:
     Its steps are those that were packed: padding costs nothing.
     """
     copy = clone_to_meta(module)
-    for hooks in (copy._forward_hooks, copy._forward_pre_hooks):
+    for hooks in hooks_of(copy):
         hooks.clear()  # of the pass that is being watched
     given = args[0] if args else next(iter(kwargs.values()))
     if isinstance(given, PackedSequence):

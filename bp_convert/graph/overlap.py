@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from bp_convert.torch_private import storage_id
+
 WORK = 10**6  # steps that the question whether two views meet may cost (a bound of NumPy's solver)
 TIED = "is tied to"
 ALONE = "alone"
@@ -54,7 +56,7 @@ def _storage(tensor: Tensor) -> Place:
     if is_lazy(tensor) or tensor.layout is not torch.strided or not tensor.numel():
         return (ALONE, id(tensor))
     try:
-        return ("storage", tensor.untyped_storage()._cdata)
+        return ("storage", storage_id(tensor))
     except (RuntimeError, NotImplementedError):  # wrappers around other tensors
         return (ALONE, id(tensor))
 

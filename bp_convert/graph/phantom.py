@@ -9,16 +9,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from bp_convert.graph.forms import gates
 from bp_convert.graph.running import Args, Kwargs, quiet_forward, same_draws
 from bp_convert.graph.symbols import Dim, SizeEnv, sizes_as_floats
 from bp_convert.graph.tree import map_tensors
+from bp_convert.torch_private import (
+    FAKE_LOGGERS,
+    PACK,
+    UNPACK,
+    FakeTensor,
+    FakeTensorMode,
+    arg_tree_leaves,
+    enable_python_dispatcher,
+    returns_tensor,
+)
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 _ATEN = torch.ops.aten
@@ -36,7 +43,6 @@ _ADDS = (
     _ATEN.index_copy.default,
     _ATEN.index_copy_.default,
 )
-_LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 _MAKES_INTEGERS = 1 << 20  # numbers; larger ones are not worth making for real
 
 
@@ -53,7 +59,7 @@ class PhantomMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _is_real(func, pytree.arg_tree_leaves(*args, **kwargs)):
+        if _is_real(func, arg_tree_leaves(*args, **kwargs)):
             return func(*args, **kwargs)
         if self.env is not None and func in _PICKS:
             for axis in _picked(func, *args):
@@ -119,9 +125,7 @@ def _is_real(func: Any, leaves: list[Any]) -> bool:
             not isinstance(t, FakeTensor) and t.dtype in _INTEGERS and t.device.type == "cpu"
             for t in tensors
         ) and not any(isinstance(leaf, torch.SymInt | torch.SymFloat) for leaf in leaves)
-    if func.namespace != "aten" or not any(
-        r.type.kind() == "TensorType" for r in func._schema.returns
-    ):
+    if func.namespace != "aten" or not returns_tensor(func):
         return False
     numbers = [leaf for leaf in leaves if isinstance(leaf, int | float)]
     if any(isinstance(leaf, torch.SymInt | torch.SymFloat) for leaf in leaves):
@@ -144,9 +148,9 @@ class _Packing(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name == "_pack_padded_sequence" and isinstance(args[0], FakeTensor):
+        if name == PACK and isinstance(args[0], FakeTensor):
             return _pack(*args)
-        if name == "_pad_packed_sequence" and isinstance(args[0], FakeTensor):
+        if name == UNPACK and isinstance(args[0], FakeTensor):
             return _pad(*args)
         return func(*args, **(kwargs or {}))
 
@@ -236,7 +240,7 @@ def _require(found: Dim, wanted: Dim, what: str) -> None:
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Leave the random state as it was, and keep torch from logging what we catch and report."""
-    muted = [logger for name in _LOGGERS if not (logger := logging.getLogger(name)).disabled]
+    muted = [logger for name in FAKE_LOGGERS if not (logger := logging.getLogger(name)).disabled]
     with same_draws():
         try:
             for logger in muted:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.graph.clone import clone
+from bp_convert.torch_private import buffers_of, parameters_of
 from bp_convert.values.plan import Plan
 
 M = TypeVar("M", bound=nn.Module)
@@ -50,8 +51,8 @@ def owner_of(model: nn.Module, state_name: str) -> tuple[nn.Module, str]:
 
 def held(module: nn.Module, name: str) -> Tensor | None:
     """Return a parameter or buffer of this very module, or None."""
-    found = module._parameters.get(name)
-    return module._buffers.get(name) if found is None else found
+    found = parameters_of(module).get(name)
+    return buffers_of(module).get(name) if found is None else found
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> None:

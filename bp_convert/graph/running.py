@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from bp_convert.errors import TraceError
+from bp_convert.torch_private import FakeTensor
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]

@@ -15,11 +15,9 @@ from typing import Any
 import sympy
 import torch
 from sympy.logic.boolalg import BooleanAtom
-from torch._dynamo.source import ConstantSource
-from torch.fx.experimental.sym_node import SymNode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from bp_convert.graph.nodes import size
+from bp_convert.torch_private import ShapeEnv, SymNode, expr_in, new_symbol
 
 Dim = int | torch.SymInt
 
@@ -80,8 +78,7 @@ class SizeEnv(ShapeEnv):
         """Return a size of this value that is free to change; 0 and 1 stay plain numbers."""
         if value <= 1:
             return value
-        source = ConstantSource(f"width{len(self.names)}")
-        expr = self.create_symbol(value, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+        expr = new_symbol(self, value, f"width{len(self.names)}")
         self.names[expr] = name
         self.values[expr] = value
         return size(expr, self, value)
@@ -175,7 +172,7 @@ def _outwards(frame: FrameType | None) -> Iterator[tuple[str, int]]:
 def expr_of(one: Dim | sympy.Expr) -> sympy.Expr:
     """Return a size as an expression over the symbols that were created."""
     if isinstance(one, torch.SymInt):
-        return one.node._expr
+        return expr_in(one.node)
     return sympy.sympify(one)
 
 

@@ -7,12 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedFakeTensorException,
-)
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from bp_convert.errors import PlanError
 from bp_convert.graph.clone import all_tensors, clone
@@ -22,6 +16,12 @@ from bp_convert.graph.phantom import PhantomMode, call, stub_recurrent
 from bp_convert.graph.running import Args, Kwargs, nothing_cached
 from bp_convert.graph.symbols import origin_of
 from bp_convert.graph.tree import named_tensors
+from bp_convert.torch_private import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+    UnsupportedFakeTensorException,
+)
 
 Shapes = dict[str, tuple[int, ...]]
 _DATA = (

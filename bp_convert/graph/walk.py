@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 from bp_convert.errors import PlanError
 from bp_convert.graph.overlap import Holding, meetings
 from bp_convert.kinds import Kind, kind_of
+from bp_convert.torch_private import hooks_of
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def _own_reason(module: nn.Module) -> str | None:
         return f"its {which} is parametrised; remove the parametrisation first"
     if hasattr(module, "weight_g") or hasattr(module, "weight_orig"):
         return "its weight is recomputed by a hook (weight_norm, spectral_norm or pruning)"
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+    if any(hooks_of(module)):
         return "it carries hooks of its own"
     if "forward" in module.__dict__:
         return "its forward is replaced on the instance"

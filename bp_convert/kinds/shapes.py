@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from bp_convert.torch_private import parameters_of
+
 Shape = tuple[int, ...]
 
 
 def shape_of(module: nn.Module, name: str) -> Shape | None:
     """Return the shape of a tensor that a module holds; None where it holds none of this name, or
     one without a shape yet, or one that is computed anew at each access, which may change it."""
-    held = module._parameters.get(name)
+    held = parameters_of(module).get(name)
     if held is None:
         held = vars(module).get(name)  # such as a pruned weight
     if not isinstance(held, Tensor) or is_lazy(held):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from bp_convert.torch_private import without_view
 from bp_convert.values.factors import FactorSpec
 
 
@@ -65,8 +66,7 @@ def shaped(y: Tensor, shape: tuple[int, ...]) -> Tensor:
     """
     if not torch.is_grad_enabled():
         return y.reshape(shape)  # the same, in less time
-    own: Tensor = torch.ops.aten._unsafe_view(y.contiguous(), shape)
-    return own
+    return without_view(y.contiguous(), shape)
 
 
 def _on_each(left: Tensor, rows: Tensor) -> Tensor:

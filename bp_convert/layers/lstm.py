@@ -23,6 +23,7 @@ from bp_convert.layers.lstm_checks import (
 )
 from bp_convert.layers.lstm_cost import lstm_macs, prefers_factored
 from bp_convert.layers.lstm_paths import Direction, built, fused, loop, one_chunk
+from bp_convert.torch_private import parameters_of
 from bp_convert.values.factors import FactorSpec
 
 State = tuple[Tensor, Tensor]
@@ -409,13 +410,13 @@ class BPLSTM(nn.Module):
         return self.factors[f"{role}_{suffix.removesuffix('_reverse')}"]
 
     def _pair(self, role: str, suffix: str) -> tuple[Tensor, Tensor]:
-        w1, w2 = (self._parameters[f"{w}_{role}_{suffix}"] for w in ("w1", "w2"))
+        w1, w2 = (parameters_of(self)[f"{w}_{role}_{suffix}"] for w in ("w1", "w2"))
         assert w1 is not None
         assert w2 is not None
         return w1, w2
 
     def _bias(self, suffix: str) -> Tensor:
-        bias = self._parameters[f"bias_{suffix}"]
+        bias = parameters_of(self)[f"bias_{suffix}"]
         assert bias is not None
         return bias
 

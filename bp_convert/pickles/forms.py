@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from bp_convert.pickles import rebuilt
+from bp_convert.torch_private import is_compiled
 
 # Local functions that libraries hook modules by: transformers again on the first run that asks for
 # hidden states; torch only to read state dicts of its older weight_norm.
@@ -93,7 +94,7 @@ def _is_slice(tensor: Tensor) -> bool:
 
 def _module(module: nn.Module) -> Any:
     compiled = vars(module).get("_modules", {}).get("_orig_mod")
-    if isinstance(compiled, nn.Module) and isinstance(module, torch._dynamo.OptimizedModule):
+    if isinstance(compiled, nn.Module) and is_compiled(module):
         return rebuilt.plain, (compiled,)
     changed = _without_library_hooks(module)
     if parametrize.is_parametrized(module):

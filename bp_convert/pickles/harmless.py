@@ -21,8 +21,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional as F
-from torch.nn.modules.module import _WrappedHook
-from torch.nn.utils import parametrizations, parametrize, prune
+from torch.nn.utils import parametrize, prune
 from torch.nn.utils.spectral_norm import (
     SpectralNorm,
     SpectralNormLoadStateDictPreHook,
@@ -38,6 +37,7 @@ from torchvision.ops import boxes
 from bp_convert.kron.conv_layout import Layout
 from bp_convert.pickles import guard, rebuilt
 from bp_convert.pickles.reach import Reach, VariableFunctions
+from bp_convert.torch_private import PARAMETRIZATIONS, WrappedHook
 from bp_convert.values.factors import FactorSpec
 
 _BUILTINS = (
@@ -112,13 +112,10 @@ HARMLESS: dict[str, object] = {
     "logging.getLogger": logging.getLogger,  # finds or makes a named logger; writes nothing
     "re._compile": re.compile,
     # What torch puts on modules: it is called when the module runs, and acts on its tensors.
-    **_named(_WrappedHook, RemovableHandle, WeightNorm, SpectralNorm),
+    **_named(WrappedHook, RemovableHandle, WeightNorm, SpectralNorm),
     **_named(SpectralNormStateDictHook, SpectralNormLoadStateDictPreHook),
     **_named(*(one for one in vars(prune).values() if _is_pruning(one))),
-    **_named(parametrize.ParametrizationList, parametrizations._OrthMaps),
-    **_named(
-        parametrizations._Orthogonal, parametrizations._SpectralNorm, parametrizations._WeightNorm
-    ),
+    **_named(parametrize.ParametrizationList, *PARAMETRIZATIONS),
     # What our own files are written with.
     **_named(rebuilt.array, rebuilt.dtype, rebuilt.filled, rebuilt.generator, rebuilt.plain),
     **_named(rebuilt.memory_format),

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
+
+from bp_convert.torch_private import parametrize_anew, submodules_of
 
 ARRAY_KINDS = "biufcSUmM"  # of numpy's dtypes those that hold numbers, words and times
 
@@ -99,9 +100,7 @@ class Parametrized(nn.Module):
         made: Any = kind
         self.__class__ = made
         made.__setstate__(self, content)
-        tensors = self._modules.get("parametrizations")
+        tensors = submodules_of(self).get("parametrizations")
         if not isinstance(tensors, nn.ModuleDict):
             raise TypeError(f"a {kind.__name__} without parametrizations")
-        parametrize._inject_new_class(self)
-        for name in tensors:
-            parametrize._inject_property(self, name)
+        parametrize_anew(self, tensors)

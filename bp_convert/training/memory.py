@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils import _pytree as pytree
 
 from bp_convert.costs import peak_of_pass
 from bp_convert.graph.clone import clone_to_meta
 from bp_convert.graph.tree import tensors_in
+from bp_convert.torch_private import storage_id, tree_leaves, tree_map_only
 from bp_convert.training.feed import Micro
 from bp_convert.training.recompute import recompute, starts
 
@@ -49,7 +49,7 @@ def held_by(model: nn.Module) -> int:
 
 def held_by_optimizer(optimizer: torch.optim.Optimizer) -> int:
     """Return the bytes of an optimiser's states, as they are now."""
-    leaves = pytree.tree_leaves([dict(one) for one in optimizer.state.values()])
+    leaves = tree_leaves([dict(one) for one in optimizer.state.values()])
     return sum(_bytes(one) for one in leaves if isinstance(one, Tensor))
 
 
@@ -82,15 +82,13 @@ def _kept_for_backward(model: nn.Module, micro: Micro, recomputed: bool) -> int 
     try:
         ghost = clone_to_meta(model)
         ghost.train()
-        own = {p.untyped_storage()._cdata for p in [*ghost.parameters(), *ghost.buffers()]}
-        args, kwargs = pytree.tree_map_only(
-            Tensor, lambda t: t.to("meta"), (micro.args, micro.kwargs)
-        )
+        own = {storage_id(p) for p in [*ghost.parameters(), *ghost.buffers()]}
+        args, kwargs = tree_map_only(Tensor, lambda t: t.to("meta"), (micro.args, micro.kwargs))
         sizes: dict[int, int] = {}
         alive: list[Tensor] = []
 
         def pack(tensor: Tensor) -> Tensor:
-            key = tensor.untyped_storage()._cdata
+            key = storage_id(tensor)
             if key not in own and key not in sizes:
                 sizes[key] = tensor.untyped_storage().nbytes()
                 alive.append(tensor)  # or its storage's address would be used again

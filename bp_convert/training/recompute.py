@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
+
+from bp_convert.torch_private import BatchNormBase
 
 LEAVES = 4  # layers in a row that are worth cutting into segments
 
@@ -93,7 +94,9 @@ def starts(changed: list[nn.Module]) -> list[nn.Module]:
 @contextlib.contextmanager
 def _once(modules: list[nn.Module]) -> Iterator[None]:
     """Let batch norms count a batch that they see a second time only once."""
-    norms = [one for module in modules for one in module.modules() if isinstance(one, _BatchNorm)]
+    norms = [
+        one for module in modules for one in module.modules() if isinstance(one, BatchNormBase)
+    ]
     kept = [one.momentum for one in norms]
     for one in norms:
         one.momentum = 0.0

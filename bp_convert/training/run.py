@@ -13,6 +13,7 @@ from bp_convert.errors import TrainingError
 from bp_convert.graph.clone import clone, shadow
 from bp_convert.graph.running import evaluating
 from bp_convert.surgery import fingerprint
+from bp_convert.torch_private import forget_compiled
 from bp_convert.training.average import Average
 from bp_convert.training.checkpoints import Checkpoints
 from bp_convert.training.engine import Engine
@@ -243,7 +244,7 @@ class Run:
             if "forward" not in vars(self.source):
                 result.__dict__.pop("forward", None)  # what accelerate has put back there
             result.zero_grad(set_to_none=True)
-        result._compiled_call_impl = None
+        forget_compiled(result)
         flags = dict(self.source.named_modules())
         for name, module in result.named_modules():
             module.training = flags[name].training

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from bp_convert.errors import TraceError, VerificationError
 from bp_convert.graph.clone import clone
@@ -17,6 +16,7 @@ from bp_convert.graph.example import SampleInputs
 from bp_convert.graph.running import Args, Kwargs, fast_path, in_mode, run, same_draws
 from bp_convert.graph.tree import map_tensors, tensors_in
 from bp_convert.layers import TWINS
+from bp_convert.torch_private import DropoutBase
 from bp_convert.values.plan import Plan
 from bp_convert.values.report import Verification
 from bp_convert.verify.compare import Change, Difference, change, difference
@@ -399,7 +399,7 @@ def _has_gradient(name: str, twins: set[str], old: set[str]) -> bool:
 @contextmanager
 def _no_dropout(model: nn.Module) -> Iterator[None]:
     """Let nothing fall out, and put the shares back."""
-    kept = [(one, one.p) for one in model.modules() if isinstance(one, _DropoutNd)]
+    kept = [(one, one.p) for one in model.modules() if isinstance(one, DropoutBase)]
     for one, _ in kept:
         one.p = 0.0
     try:

@@ -8,6 +8,7 @@ from torch.nn.parameter import is_lazy
 
 from bp_convert.errors import VerificationError
 from bp_convert.graph.clone import all_tensors
+from bp_convert.torch_private import version_of
 
 Fingerprint = tuple[tuple[int, int, int], ...]
 
@@ -34,7 +35,7 @@ def check_untouched(source: nn.Module, before: Fingerprint) -> None:
 
 
 def _version(tensor: Tensor) -> int:
-    return 0 if is_lazy(tensor) or tensor.is_inference() else tensor._version
+    return 0 if is_lazy(tensor) or tensor.is_inference() else version_of(tensor)
 
 
 def _bits(tensor: Tensor) -> int:
