@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
 from bp_convert.costs import measure as measure_latency
@@ -40,7 +39,7 @@ from bp_convert.storage import (
     write_plan,
 )
 from bp_convert.surgery import Converted, apply_plan, carried_out
-from bp_convert.values.explain import settings_explained
+from bp_convert.values.explain import validated
 from bp_convert.values.plan import Plan
 from bp_convert.values.progress import Progress
 from bp_convert.values.report import Report, Verification
@@ -327,10 +326,7 @@ def _settings(
         given["inputs"] = [
             one if isinstance(one, TensorSpec) else TensorSpec.parse(one) for one in inputs
         ]
-    try:
-        return Settings.model_validate(given)
-    except ValidationError as problem:
-        raise settings_explained(problem, given, beside=KEYWORDS) from None
+    return validated(Settings, given, "setting", error=PlanError, beside=KEYWORDS)
 
 
 def _batches(measure: Sequence[int] | int) -> Sequence[int]:

@@ -47,9 +47,9 @@ def test_an_unknown_keyword_names_the_near_one(call: str, word: str, near: str) 
 
 
 def test_a_keyword_like_none_lists_them_all() -> None:
-    with pytest.raises(PlanError, match=r"'zzz' is no setting(.|\n)*alpha(.|\n)*metric") as caught:
+    with pytest.raises(PlanError, match=r"unknown key 'zzz'(.|\n)*alpha(.|\n)*metric") as caught:
         bp_convert.plan(_model(), zzz=1)
-    assert caught.value.fix == "remove it"
+    assert caught.value.fix.startswith("remove it")
 
 
 @pytest.mark.parametrize(

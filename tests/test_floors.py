@@ -92,6 +92,17 @@ def test_values_and_errors_know_no_torch() -> None:
         "assert CliRunner().invoke(app, ['--help']).exit_code == 0",
         "from typer.testing import CliRunner; from bp_convert.cli.app import app; "
         "assert CliRunner().invoke(app, ['m.pt', '--alpha', '0']).exit_code == 2",
+        *(
+            "from typer.testing import CliRunner; from bp_convert.cli.app import app; "
+            f"assert CliRunner().invoke(app, {words}).exit_code == 1"
+            for words in (
+                ["absent.pt"],
+                ["inspect", "absent.pt"],
+                ["finetune", "absent.pt", "--data", "x.npy"],
+                [__file__, "--target", "25%"],
+                ["recipe", "run", "absent.yaml"],
+            )
+        ),
     ],
 )
 def test_torch_is_loaded_only_for_work(work: str) -> None:

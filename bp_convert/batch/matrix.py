@@ -8,9 +8,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from bp_convert.batch.explain import at, keys_at, unknown
-from bp_convert.batch.marks import Node
 from bp_convert.errors import RecipeError
+from bp_convert.values.explain import at, keys_at, unknown
+from bp_convert.values.marks import Node
 from bp_convert.values.recipe import JobKeys
 
 LARGEST = 10_000  # jobs of one matrix

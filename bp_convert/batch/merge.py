@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bp_convert.batch.marks import Node
+from bp_convert.values.marks import Node
 
 TRAININGS = ("train", "finetune")
 _EITHER = {"steps": "epochs", "epochs": "steps"}  # of which a training has one

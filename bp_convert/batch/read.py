@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bp_convert.batch.explain import at, validated
-from bp_convert.batch.marks import Mark, Node, read_tree
 from bp_convert.batch.matrix import Combination, combinations
 from bp_convert.batch.merge import merge, put
 from bp_convert.errors import RecipeError
+from bp_convert.values.explain import at, validated
+from bp_convert.values.marks import Mark, Node, read_tree
 from bp_convert.values.recipe import Job, Recipe
 
 _OWN = ("name", "about", "extends", "output")  # of one file; nobody inherits them

@@ -13,7 +13,6 @@ from bp_convert.cli import finetune as tuning
 from bp_convert.cli import inspect as looking
 from bp_convert.cli import options as o
 from bp_convert.cli import recipe, studies
-from bp_convert.cli.given import check_together, given_in
 from bp_convert.cli.group import DefaultCommand, DefaultGroup
 from bp_convert.cli.session import (
     DONE,
@@ -23,12 +22,19 @@ from bp_convert.cli.session import (
     progress_shown,
     show_files,
 )
+from bp_convert.cli.together import check_data, check_dry_run, check_plan, check_target
 from bp_convert.errors import VerificationError
 
 if TYPE_CHECKING:
     from bp_convert.values.plan import Plan
 
-app = typer.Typer(cls=DefaultGroup, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=DefaultGroup,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+EXAMPLES = 512  # that are calibrated on
 UNTIMED = "nothing was timed: no example input is known (--input)"
 
 
@@ -57,16 +63,16 @@ def convert(
     input: o.Input = None,
     target: o.Targets = None,
     calibrate: o.Calibrate = None,
-    examples: o.Count = 512,
+    examples: o.Count = None,
     tokenizer: o.Tokenizer = None,
-    method: o.Method = "auto",
+    method: o.Method = None,
     evaluate: o.Evaluate = None,
     metric: o.Metric = None,
     finetune: o.Finetune = None,
-    alpha: o.Alpha = 1.0,
-    rank: o.Rank = "1",
-    pairs: o.Pairs = "fast",
-    init: o.Init = "warm",
+    alpha: o.Alpha = None,
+    rank: o.Rank = None,
+    pairs: o.Pairs = None,
+    init: o.Init = None,
     include: o.Include = None,
     exclude: o.Exclude = None,
     convert_head: o.ConvertHead = False,
@@ -79,8 +85,8 @@ def convert(
     measure: o.Measure = False,
     batch: o.Batch = None,
     device: o.Device = None,
-    dtype: o.DType = None,
-    seed: o.Seed = 0,
+    dtype: o.CastTo = None,
+    seed: o.Seed = None,
     dry_run: o.DryRun = False,
     plan_out: o.PlanOut = None,
     plan: o.PlanIn = None,
@@ -93,20 +99,37 @@ def convert(
     Every Linear, Conv, Embedding and LSTM weight becomes a sum of Kronecker products of two
     small matrices, and the result is used like the original.
     """
-    stands = given_in(ctx)
-    check_together(ctx, stands, plan)
+    timed = measure or batch is not None
+    asks = {
+        "target": target, "method": method, "alpha": alpha, "rank": rank, "pairs": pairs,
+        "init": init, "include": include, "exclude": exclude, "convert_head": convert_head,
+        "convert_anyway": convert_anyway, "seed": seed,
+    }  # fmt: skip
+    check_plan(ctx, plan, **asks, input=input, settings=settings)
+    check_data(
+        ctx,
+        calibrate=calibrate,
+        examples=examples,
+        tokenizer=tokenizer,
+        evaluate=evaluate,
+        metric=metric,
+    )
+    check_target(ctx, target, rank, pairs)
+    if dry_run:
+        check_dry_run(ctx, evaluate=evaluate, finetune=finetune, timed=timed)
     with errors_shown() as trail:
-        from bp_convert.cli.data import open_with_data
-        from bp_convert.cli.outputs import check_outputs, write_reports
+        from bp_convert.cli.outputs import check_model, check_outputs, write_reports
+        from bp_convert.cli.reading import settings_from
         from bp_convert.cli.retrain import trainer_from
-        from bp_convert.cli.settings import settings_from
+
+        asked = settings_from(settings, **asks, inputs=input)
+        trainer = trainer_from(finetune, calibrate)
+        goal, reports = output or Path(f"{model.stem}-bp.pt"), report or []
+        check_model(model)
+        check_outputs(None if dry_run else goal, reports=reports, plan_out=plan_out, force=force)
+        from bp_convert.cli.data import open_with_data
         from bp_convert.proof.result import result_at
 
-        asked = settings_from(settings, stands)
-        trainer = trainer_from(finetune, calibrate)
-        goal = output or Path(f"{model.stem}-bp.pt")
-        reports, timed = report or [], measure or batch is not None
-        check_outputs(None if dry_run else goal, reports=reports, plan_out=plan_out, force=force)
         with (
             result_at(goal, trust=trust, force=force, wanted=not dry_run) as file,
             progress_shown(trail, quiet=quiet or json_only, left=trainer is not None) as progress,
@@ -123,7 +146,7 @@ def convert(
                 settings=asked if made is None else made.settings,
                 calibrate=calibrate,
                 evaluate=evaluate,
-                count=examples,
+                count=examples or EXAMPLES,
                 tokenizer=tokenizer,
                 training=None if trainer is None else trainer.settings,
             )
@@ -183,12 +206,16 @@ def dense(
 ) -> None:
     """Turn a converted model back into plain torch layers of the same weights."""
     with errors_shown():
+        from bp_convert.cli.outputs import check_model
+        from bp_convert.files.atomic import check_output
+
+        check_model(model)
+        check_output(output, force=force)
         from bp_convert.proof.result import result_at
 
         with result_at(output, trust=trust, force=force) as file:
             from bp_convert import pipeline
 
-            pipeline.check_output(output, force)
             plain = pipeline.to_dense(pipeline.load(model, arch=arch, trust=trust or ()))
             assert file is not None
             _, notes = file.write(plain)

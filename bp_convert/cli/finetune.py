@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from bp_convert.cli import options as o
-from bp_convert.cli.given import stands_there
 from bp_convert.cli.session import errors_shown, progress_shown, show_files
+from bp_convert.values.marks import read_word
 from bp_convert.values.text import as_json
 
 if TYPE_CHECKING:
@@ -52,12 +52,6 @@ Teacher = Annotated[
         rich_help_panel=ON,
     ),
 ]
-Metric = Annotated[
-    str | None,
-    typer.Option(
-        "--metric", metavar="NAME", help="Scored on the validation data.", rich_help_panel=ON
-    ),
-]
 Download = Annotated[
     bool,
     typer.Option("--download", help="Let torchvision fetch a data set.", rich_help_panel=ON),
@@ -65,7 +59,7 @@ Download = Annotated[
 Epochs = Annotated[
     float | None, typer.Option("--epochs", metavar="N", help="Default: 1.", rich_help_panel=HOW)
 ]
-Trail = Annotated[
+Steps = Annotated[
     int | None,
     typer.Option("--steps", metavar="N", help="Instead of epochs.", rich_help_panel=HOW),
 ]
@@ -76,7 +70,7 @@ Rate = Annotated[
     float | None, typer.Option("--lr", metavar="RATE", help="Default: 1e-3.", rich_help_panel=HOW)
 ]
 Preset = Annotated[
-    str | None,
+    Literal["paper", "paper-captioner"] | None,
     typer.Option(
         "--preset",
         metavar="NAME",
@@ -89,6 +83,7 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
+        autocompletion=o.training_keys,
         help="Any setting of bp_convert.Training, such as optimizer=AdamW, precision=bf16, "
         "ema=0.999, augment=paper, recompute=true. Repeat.",
         rich_help_panel=HOW,
@@ -112,21 +107,20 @@ Resume = Annotated[
 
 
 def finetune(
-    ctx: typer.Context,
     model: ModelOrSpec,
     data: DataSource = None,
     validation: Validation = None,
     teacher: Teacher = None,
-    metric: Metric = None,
+    metric: o.Metric = None,
     download: Download = False,
     tokenizer: o.Tokenizer = None,
     epochs: Epochs = None,
-    steps: Trail = None,
+    steps: Steps = None,
     batch: BatchSize = None,
     lr: Rate = None,
     preset: Preset = None,
     set: Set = None,
-    seed: o.Seed = 0,
+    seed: o.Seed = None,
     folder: Folder = None,
     resume: Resume = False,
     arch: o.Arch = None,
@@ -142,25 +136,35 @@ def finetune(
     Several processes: torchrun --nproc_per_node 2 -m bp_convert finetune ...
     """
     with errors_shown() as trail:
-        from bp_convert.cli.training import tokenizer_beside, training_from
-        from bp_convert.files.atomic import check_output
-        from bp_convert.files.converted import OUTPUT_SUFFIXES
-        from bp_convert.proof.result import result_at
+        from bp_convert.cli.outputs import check_model
+        from bp_convert.cli.reading import training_from
+        from bp_convert.files.atomic import OUTPUT_SUFFIXES, check_output
 
-        named = {
-            "data": data, "validation": _share(validation), "epochs": epochs, "steps": steps,
-            "batch": batch, "lr": lr, "preset": preset,
-            "seed": seed if stands_there(ctx, "seed") else None,
-        }  # fmt: skip
-        flags = {key: value for key, value in named.items() if value is not None}
-        settings, beside = training_from(set or [], flags, "--set")
+        settings, beside = training_from(
+            set or [],
+            "--set",
+            data=data,
+            validation=None if validation is None else read_word(validation),
+            epochs=epochs,
+            steps=steps,
+            batch=batch,
+            lr=lr,
+            preset=preset,
+            seed=seed,
+        )
+        for one in filter(None, (model, teacher)):
+            if Path(one).exists() or ":" not in one:
+                check_model(Path(one))
         goal = output or Path(f"{_stem(model)}-trained.pt")
         check_output(goal, force=force, suffixes=OUTPUT_SUFFIXES)
+        from bp_convert.proof.result import result_at
+
         first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts
         with (
             result_at(goal, trust=trust, force=force, wanted=first) as file,
             progress_shown(trail, quiet=quiet or json_only or not first, left=True) as progress,
         ):
+            from bp_convert.data.tokenizers import tokenizer_in
             from bp_convert.training import finetune as train
             from bp_convert.training import leave
 
@@ -176,7 +180,7 @@ def finetune(
                 folder=folder or beside.get("folder"),
                 resume=resume or bool(beside.get("resume")),
                 download=download or bool(beside.get("download")),
-                tokenizer=tokenizer_beside(model, arch, tokenizer),
+                tokenizer=tokenizer or tokenizer_in(model, arch),
                 progress=progress,
             )
             leave()
@@ -209,13 +213,6 @@ def _opened(model: str, arch: str | None, trust: list[str] | None) -> tuple[nn.M
         return pipeline.load(path, model=make, trust=trust or ()), found
     loaded = pipeline.open_model(path, arch=arch, trust=trust or ())
     return loaded.model, loaded.arch
-
-
-def _share(text: str | None) -> str | float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return text
 
 
 def _stem(model: str) -> str:

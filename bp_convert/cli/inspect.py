@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-
 from bp_convert.cli import options as o
-from bp_convert.cli.given import given_in
 from bp_convert.cli.session import errors_shown, print_report, progress_shown, show
 from bp_convert.errors import CheckpointError
 
 
 def inspect(
-    ctx: typer.Context,
     model: o.Model,
     arch: o.Arch = None,
     trust: o.Trust = None,
     allow_missing: o.AllowMissing = False,
     input: o.Input = None,
-    alpha: o.Alpha = 1.0,
-    rank: o.Rank = "1",
-    pairs: o.Pairs = "fast",
+    alpha: o.Alpha = None,
+    rank: o.Rank = None,
+    pairs: o.Pairs = None,
     include: o.Include = None,
     exclude: o.Exclude = None,
     convert_head: o.ConvertHead = False,
@@ -32,9 +28,21 @@ def inspect(
 ) -> None:
     """Show what is in a model file, and what would happen to each layer."""
     with errors_shown() as trail:
-        from bp_convert.cli.settings import settings_from
+        from bp_convert.cli.outputs import check_model
+        from bp_convert.cli.reading import settings_from
 
-        asked = settings_from(settings, given_in(ctx))
+        asked = settings_from(
+            settings,
+            inputs=input,
+            alpha=alpha,
+            rank=rank,
+            pairs=pairs,
+            include=include,
+            exclude=exclude,
+            convert_head=convert_head,
+            convert_anyway=convert_anyway,
+        )
+        check_model(model)
         from bp_convert import pipeline
 
         trail.stage = "reading the model"

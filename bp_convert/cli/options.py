@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
+from pydantic import TypeAdapter, ValidationError
+
+from bp_convert.values import settings as values
+from bp_convert.values.marks import read_word
 
 FROM = "The model file   bp-convert weights.pth --arch torchvision:resnet18"
 GOAL = "A budget, fitted to data   --target params=0.25 --calibrate images/"
+SCORE = "Scores, and text   --evaluate test.npz --metric top5 --tokenizer FOLDER"
 SIZE = "Or by hand: how small, how wide   --alpha 2   or   --rank 0.25"
 WHICH = "Which layers   --include 'layer4.*' --exclude layer4.0.conv1"
 OUT = "What comes out   -o small.pt --report small.html --measure"
@@ -28,23 +33,24 @@ EPILOG = (
 )
 
 
-def rank_of(text: str) -> int | float:
+DType = Literal["float32", "bfloat16", "float16", "float64"]
+_RANK: TypeAdapter[int | float] = TypeAdapter(values.Rank)
+
+
+def rank_of(text: str | None) -> Any:
     """Read ``--rank``: a whole number of terms, or a share between 0 and 1."""
-    with suppress(ValueError):
-        if (terms := int(text)) >= 1:
-            return terms
-    with suppress(ValueError):
-        if 0 < (share := float(text)) < 1:
-            return share
-    raise typer.BadParameter(
-        f"{text!r} is neither a number of terms (1, 2, ...) nor a share of each layer's "
-        "parameters between 0 and 1, such as 0.25"
-    )
+    try:
+        return None if text is None else _RANK.validate_python(read_word(text))
+    except ValidationError:
+        raise typer.BadParameter(
+            f"{text!r} is neither a number of terms (1, 2, ...) nor a share of each layer's "
+            "parameters between 0 and 1, such as 0.25"
+        ) from None
 
 
-def alpha_of(value: float) -> float:
+def alpha_of(value: float | None) -> float | None:
     """Check ``--alpha``."""
-    if not 1 <= value < 1000:
+    if value is not None and not 1 <= value < 1000:
         raise typer.BadParameter(
             f"{value:g} does not widen: alpha multiplies what layers put out. Give 1 (keep the "
             "widths) or more, such as --alpha 2; to make layers smaller use --rank"
@@ -52,23 +58,16 @@ def alpha_of(value: float) -> float:
     return value
 
 
-def dtype_of(value: str | None) -> str | None:
-    """Check ``--dtype``."""
-    known = ("float32", "bfloat16", "float16", "float64")
-    if value is not None and value not in known:
-        raise typer.BadParameter(f"{value!r} is not one of {', '.join(known)}")
-    return value
+def words(*known: str) -> Callable[[str], list[str]]:
+    """Return what a shell completes a word from; typer knows its argument by name."""
+    return lambda incomplete: [one for one in known if one.startswith(incomplete)]
 
 
-def choice(*known: str) -> object:
-    """Return a check that a value is one of a few words."""
+def training_keys(incomplete: str) -> list[str]:
+    """Complete the KEY= of a training setting."""
+    from bp_convert.values.training import Training
 
-    def check(value: str | None) -> str | None:
-        if value is not None and value not in known:
-            raise typer.BadParameter(f"{value!r} is not one of {', '.join(known)}")
-        return value
-
-    return check
+    return [f"{key}=" for key in Training.model_fields if key.startswith(incomplete)]
 
 
 Model = Annotated[
@@ -82,6 +81,7 @@ Arch = Annotated[
     typer.Option(
         "--arch",
         metavar="FROM:NAME",
+        autocompletion=words("torchvision:", "timm:", "transformers:", "bp:"),
         help="How to make the model where the file holds weights only: torchvision:NAME, "
         "timm:NAME, transformers:FOLDER, bp:NAME, or file.py:FACTORY.",
         rich_help_panel=FROM,
@@ -117,6 +117,7 @@ Targets = Annotated[
     typer.Option(
         "--target",
         metavar="WHAT=LIMIT",
+        autocompletion=words("params=", "macs=", "size=", "error="),
         help="Choose pairs and terms layer by layer for the least error within a limit: "
         "params=0.25, params=1.5M, macs=0.5, size=20MB, error=0.05. Repeat for several.",
         rich_help_panel=GOAL,
@@ -134,12 +135,12 @@ Calibrate = Annotated[
     ),
 ]
 Count = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--examples",
         metavar="N",
         min=1,
-        help="Examples to calibrate on; 256 to 1024 are enough.",
+        help="Examples to calibrate on; 256 to 1024 are enough. Default: 512.",
         rich_help_panel=GOAL,
     ),
 ]
@@ -149,17 +150,16 @@ Tokenizer = Annotated[
         "--tokenizer",
         metavar="FOLDER",
         help="Of a transformers tokenizer, for text. Default: the model's own folder.",
-        rich_help_panel=GOAL,
+        rich_help_panel=SCORE,
     ),
 ]
 Method = Annotated[
-    str,
+    values.Method | None,
     typer.Option(
         "--method",
         metavar="NAME",
-        callback=choice("auto", "svd", "svd-data", "kron", "kron-data"),
         help="auto, svd, svd-data, kron or kron-data: low rank alone or all Kronecker sums, "
-        "by the weights or by the data.",
+        "by the weights or by the data. Default: auto.",
         rich_help_panel=GOAL,
     ),
 ]
@@ -169,7 +169,7 @@ Evaluate = Annotated[
         "--evaluate",
         metavar="DATA",
         help="Score before and after on these examples, none of which is calibrated on.",
-        rich_help_panel=GOAL,
+        rich_help_panel=SCORE,
     ),
 ]
 Metric = Annotated[
@@ -177,9 +177,10 @@ Metric = Annotated[
     typer.Option(
         "--metric",
         metavar="NAME",
+        autocompletion=words("accuracy", "top5", "perplexity", "cosine", "error"),
         help="accuracy, topK, perplexity, cosine, error or FILE.py:METRIC. Default: accuracy "
         "with labels, else cosine to the source's output.",
-        rich_help_panel=GOAL,
+        rich_help_panel=SCORE,
     ),
 ]
 Finetune = Annotated[
@@ -187,6 +188,7 @@ Finetune = Annotated[
     typer.Option(
         "--finetune",
         metavar="KEY=VALUE",
+        autocompletion=training_keys,
         help="Train the result with the source as its teacher: data=FashionMNIST, epochs=3, "
         "lr=1e-3, or any setting of bp_convert.Training; folder=, resume=true, download=true. "
         "Repeat. See bp-convert finetune --help.",
@@ -194,44 +196,44 @@ Finetune = Annotated[
     ),
 ]
 Alpha = Annotated[
-    float,
+    float | None,
     typer.Option(
         "--alpha",
         "--widen",
         metavar="A",
         callback=alpha_of,
         help="Widen what layers put out: Linear, Embedding and LSTM by alpha, convolutions by "
-        "alpha squared. (Not the alpha of LoRA, which is a scale.)",
+        "alpha squared. (Not the alpha of LoRA, which is a scale.) Default: 1.",
         rich_help_panel=SIZE,
     ),
 ]
 Rank = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--rank",
         metavar="R",
         callback=rank_of,
-        help="Number of Kronecker terms, or a share of each layer's parameters such as 0.25.",
+        help="Number of Kronecker terms, or a share of each layer's parameters such as 0.25. "
+        "Default: 1.",
         rich_help_panel=SIZE,
     ),
 ]
 Pairs = Annotated[
-    str,
+    values.Policy | None,
     typer.Option(
         "--pairs",
         metavar="fast|paper",
-        callback=choice("fast", "paper"),
-        help="fast: cheapest layout of about the nearest-square size. paper: nearest-square.",
+        help="fast: cheapest layout of about the nearest-square size. paper: nearest-square. "
+        "Default: fast.",
         rich_help_panel=SIZE,
     ),
 ]
 Init = Annotated[
-    str,
+    values.Init | None,
     typer.Option(
         "--init",
         metavar="warm|random",
-        callback=choice("warm", "random"),
-        help="warm: fit the trained weights. random: start afresh.",
+        help="warm: fit the trained weights. random: start afresh. Default: warm.",
         rich_help_panel=SIZE,
     ),
 ]
@@ -334,18 +336,18 @@ Device = Annotated[
         rich_help_panel=OUT,
     ),
 ]
-DType = Annotated[
-    str | None,
+CastTo = Annotated[
+    DType | None,
     typer.Option(
         "--dtype",
         metavar="TYPE",
-        callback=dtype_of,
         help="Floating type of the result.",
         rich_help_panel=OUT,
     ),
 ]
 Seed = Annotated[
-    int, typer.Option("--seed", metavar="N", help="Of random starts.", rich_help_panel=OUT)
+    int | None,
+    typer.Option("--seed", metavar="N", help="Of random starts. Default: 0.", rich_help_panel=OUT),
 ]
 DryRun = Annotated[
     bool,

@@ -12,6 +12,18 @@ if TYPE_CHECKING:
     from bp_convert.values.report import Report
 
 
+def check_model(path: Path) -> None:
+    """Refuse, without torch, a file that is not there or that holds no model.
+
+    Raises:
+        CheckpointError: says what it is.
+    """
+    from bp_convert.files.sniff import kind_of
+
+    if not path.is_dir():
+        kind_of(path)
+
+
 def check_outputs(
     target: Path | None, *, reports: Sequence[Path], plan_out: Path | None, force: bool
 ) -> None:
@@ -24,9 +36,7 @@ def check_outputs(
         CheckpointError: a file exists, has another ending, or its folder cannot be written.
         PlanError: a report of an unknown form, or two results under one name.
     """
-    from bp_convert.files.atomic import check_output
-    from bp_convert.files.converted import OUTPUT_SUFFIXES
-    from bp_convert.files.sidecar import plan_path
+    from bp_convert.files.atomic import OUTPUT_SUFFIXES, check_output, plan_path
     from bp_convert.render.documents import form_of
 
     wanted = [*reports, *filter(None, [plan_out])]

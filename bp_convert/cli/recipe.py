@@ -50,11 +50,10 @@ DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show every job's plan and cost, and stop.")
 ]
 Executor = Annotated[
-    str,
+    Literal["local", "ray"],
     typer.Option(
         "--executor",
         metavar="local|ray",
-        callback=o.choice("local", "ray"),
         help="Where jobs run: processes here, or a Ray cluster (RAY_ADDRESS, else one of its own).",
     ),
 ]
@@ -100,11 +99,10 @@ def run(
             else:
                 show(shown_estimates(book.name, found))
             raise SystemExit(FAILED if failed else DONE)
-        wanted: Literal["local", "ray"] = "ray" if executor == "ray" else "local"
         options = Options(
             folder=folder,
             jobs=jobs,
-            executor=wanted,
+            executor=executor,
             only=tuple(only or ()),
             resume=resume,
             force=force,

@@ -62,9 +62,9 @@ def trainer_from(words: list[str] | None, calibrate: str | None) -> Trainer | No
     """
     if not words:
         return None
-    from bp_convert.cli.training import training_from
+    from bp_convert.cli.reading import training_from
 
-    settings, beside = training_from(words, {}, "--finetune")
+    settings, beside = training_from(words, "--finetune")
     if settings.data is None:
         if calibrate is None:
             raise TrainingError(

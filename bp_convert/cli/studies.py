@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bp_convert.cli import options as o
-from bp_convert.cli.given import check_data
 from bp_convert.cli.session import errors_shown, progress_shown, show, show_files
+from bp_convert.cli.together import check_data
 from bp_convert.values.text import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from bp_convert.values.target import Target
 
 Error = Annotated[
     float,
@@ -44,33 +42,33 @@ def probe(
     allow_missing: o.AllowMissing = False,
     input: o.Input = None,
     calibrate: o.Calibrate = None,
-    examples: o.Count = 512,
+    examples: o.Count = None,
     tokenizer: o.Tokenizer = None,
     error: Error = 0.3,
     include: o.Include = None,
     exclude: o.Exclude = None,
     report: o.ReportFile = None,
     force: o.Force = False,
-    seed: o.Seed = 0,
+    seed: o.Seed = None,
     json_only: o.Json = False,
     quiet: o.Quiet = False,
     verbose: o.Verbose = False,
 ) -> None:
     """Show how far each layer can be compressed, the largest saving first."""
-    check_data(ctx)
+    check_data(ctx, calibrate=calibrate, examples=examples, tokenizer=tokenizer)
     if not 0 < error < 1:
         raise typer.BadParameter(f"{error:g} is no relative error. Give one between 0 and 1")
     with errors_shown() as trail:
-        from bp_convert.cli.data import open_with_data
-        from bp_convert.cli.outputs import check_outputs
-        from bp_convert.cli.settings import settings_from
+        from bp_convert.cli.outputs import check_model, check_outputs
+        from bp_convert.cli.reading import settings_from
 
         reports = report or []
+        check_model(model)
         _check_pages(reports)
         check_outputs(None, reports=reports, plan_out=None, force=force)
-        given = {"include": include, "exclude": exclude, "inputs": input, "seed": seed}
-        asked = settings_from(None, {name: one for name, one in given.items() if one is not None})
+        asked = settings_from(include=include, exclude=exclude, inputs=input, seed=seed)
         from bp_convert import studies
+        from bp_convert.cli.data import open_with_data
         from bp_convert.render import study
 
         with progress_shown(trail, quiet=quiet or json_only) as progress:
@@ -81,7 +79,7 @@ def probe(
                 allow_missing=allow_missing,
                 settings=asked,
                 calibrate=calibrate,
-                count=examples,
+                count=examples or 512,
                 tokenizer=tokenizer,
             )
             found = studies.probe(
@@ -111,9 +109,9 @@ def sweep(
     allow_missing: o.AllowMissing = False,
     input: o.Input = None,
     calibrate: o.Calibrate = None,
-    examples: o.Count = 512,
+    examples: o.Count = None,
     tokenizer: o.Tokenizer = None,
-    method: o.Method = "auto",
+    method: o.Method = None,
     evaluate: o.Evaluate = None,
     metric: o.Metric = None,
     no_svd: NoSvd = False,
@@ -123,7 +121,7 @@ def sweep(
     output: Folder = None,
     report: o.ReportFile = None,
     force: o.Force = False,
-    seed: o.Seed = 0,
+    seed: o.Seed = None,
     json_only: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -131,13 +129,19 @@ def sweep(
 
     Give the targets as --target params=0.5,0.25,0.1 or one by one.
     """
-    check_data(ctx)
+    check_data(
+        ctx,
+        calibrate=calibrate,
+        examples=examples,
+        tokenizer=tokenizer,
+        evaluate=evaluate,
+        metric=metric,
+    )
     with errors_shown() as trail:
-        from bp_convert.cli.data import open_with_data
-        from bp_convert.cli.outputs import check_outputs
-        from bp_convert.cli.settings import settings_from
-        from bp_convert.proof.result import result_at
+        from bp_convert.cli.outputs import check_model, check_outputs
+        from bp_convert.cli.reading import settings_from, several
 
+        check_model(model)
         targets = several(target or ["params=0.5,0.25,0.1"])
         files = (
             {one: output / f"{model.stem}-{str(one).replace('=', '-')}.pt" for one in targets}
@@ -151,17 +155,18 @@ def sweep(
             output.mkdir(parents=True, exist_ok=True)
         for path in files.values():
             check_outputs(path, reports=(), plan_out=None, force=force)
-        given = {
-            "include": include,
-            "exclude": exclude,
-            "inputs": input,
-            "seed": seed,
-            "method": method,
-            "convert_anyway": convert_anyway,
-        }
-        asked = settings_from(None, {name: one for name, one in given.items() if one is not None})
+        asked = settings_from(
+            include=include,
+            exclude=exclude,
+            inputs=input,
+            seed=seed,
+            method=method,
+            convert_anyway=convert_anyway,
+        )
         from bp_convert import studies
+        from bp_convert.cli.data import open_with_data
         from bp_convert.files import check_writable
+        from bp_convert.proof.result import result_at
         from bp_convert.render import study
 
         with progress_shown(trail, quiet=quiet or json_only) as progress:
@@ -173,7 +178,7 @@ def sweep(
                 settings=asked,
                 calibrate=calibrate,
                 evaluate=evaluate,
-                count=examples,
+                count=examples or 512,
                 tokenizer=tokenizer,
             )
 
@@ -207,21 +212,6 @@ def sweep(
         else:
             show(study.shown_sweep(found))
             show_files([*(point.file for point in found.points if point.file), *reports])
-
-
-def several(texts: list[str]) -> list[Target]:
-    """Read targets, of which one may give several limits: ``params=0.5,0.25``.
-
-    Raises:
-        PlanError: a text that is no target.
-    """
-    from bp_convert.values.target import Target
-
-    found = []
-    for text in texts:
-        name, _, limits = text.partition("=")
-        found += [Target.parse(f"{name}={limit}") for limit in limits.split(",")]
-    return list(dict.fromkeys(found))
 
 
 def _check_pages(reports: list[Path]) -> None:

@@ -8,12 +8,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from bp_convert.files.atomic import check_output, write_text
+from bp_convert.files.atomic import OUTPUT_SUFFIXES, check_output, write_text
 
 if TYPE_CHECKING:
     from bp_convert.files.arch import ARCH_FORMS, arch_factory, gone
     from bp_convert.files.converted import (
-        OUTPUT_SUFFIXES,
         Converted,
         is_converted,
         needs_trust,
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 _HOME = {
     "ARCH_FORMS": "arch",
-    "OUTPUT_SUFFIXES": "converted",
     "Converted": "converted",
     "Loaded": "load",
     "arch_factory": "arch",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bp_convert.errors import CheckpointError
 
+OUTPUT_SUFFIXES = (".pt", ".pth", ".safetensors")  # of a model's file
 Write = Callable[[Path], None]
 Prove = Callable[[Sequence[Path]], None]
 
@@ -53,6 +54,11 @@ def check_output(path: Path, *, force: bool = False, suffixes: Sequence[str] = (
     except (OSError, ValueError) as problem:
         raise _failed(path, problem) from None
     return real
+
+
+def plan_path(path: Path) -> Path:
+    """Return where the plan of a ``.safetensors`` file stands."""
+    return path.with_suffix(".plan.json")
 
 
 def write_all(

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.files.arch import absolute
-from bp_convert.files.atomic import Prove, Write, check_output, write_all
+from bp_convert.files.atomic import OUTPUT_SUFFIXES, Prove, Write, check_output, write_all
 from bp_convert.files.safe import read_header
 from bp_convert.files.sidecar import (
     STAMP,
@@ -43,7 +43,6 @@ from bp_convert.files.writable import check_whole, check_writable
 from bp_convert.pickles import forms
 
 FORMAT = 2
-OUTPUT_SUFFIXES = (".pt", ".pth", ".safetensors")
 _KEYS = ("format", "plan", "settings", "arch", "state", "skeleton")
 
 

@@ -17,16 +17,11 @@ import safetensors.torch
 from torch import Tensor, nn
 
 from bp_convert.errors import CheckpointError
-from bp_convert.files.atomic import Prove, Write, temporary, write_all
+from bp_convert.files.atomic import Prove, Write, plan_path, temporary, write_all
 from bp_convert.files.safe import read_header, read_safetensors
 from bp_convert.files.tensors import join_ties, split_ties, whole_state
 
 STAMP = "bp_convert_plan"  # in a safetensors header: the digest of the plan beside it
-
-
-def plan_path(path: Path) -> Path:
-    """Return where the plan of a ``.safetensors`` file stands."""
-    return path.with_suffix(".plan.json")
 
 
 def write_pair(

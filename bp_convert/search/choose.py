@@ -282,7 +282,8 @@ def _refusal(
         allowed=f"from {lowest:,.0f} (a share of {lowest / before:.4g})"
         + (f" to {before:,.0f}" if lowest <= before else ""),
         fix=("loosen one of the targets" if beside else "ask for a value in this range")
-        + _ways(budget),
+        + _ways(budget)
+        + target.hint,
     )
 
 

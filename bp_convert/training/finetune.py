@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import nn
 
 from bp_convert.data.door import specs_of
@@ -17,7 +16,7 @@ from bp_convert.storage import PLAN_ATTRIBUTE
 from bp_convert.training.material import Reading, material
 from bp_convert.training.randomness import random_state, set_random_state
 from bp_convert.training.run import Run
-from bp_convert.values.explain import explained
+from bp_convert.values.explain import validated
 from bp_convert.values.plan import Plan
 from bp_convert.values.progress import Progress
 from bp_convert.values.tensors import TensorSpec
@@ -127,10 +126,7 @@ def settings_for(settings: Training | None, asked: dict[str, Any]) -> Training:
         given.pop("steps", None)
     if "steps" in asked:
         given.pop("epochs", None)
-    try:
-        return Training.model_validate({**given, **asked})
-    except ValidationError as problem:
-        raise explained(problem, "training setting") from None
+    return validated(Training, {**given, **asked}, "training setting", error=TrainingError)
 
 
 @contextlib.contextmanager

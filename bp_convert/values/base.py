@@ -1,12 +1,16 @@
-"""The base of all values: frozen, closed to unknown fields, JSON in and out."""
+"""The bases of all values: frozen, closed to unknown fields, JSON in and out."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from bp_convert.errors import PlanError
+
+W = TypeVar("W", bound="Worded")
 
 
 def _described(schema: dict[str, Any], cls: type[BaseModel]) -> None:
@@ -35,3 +39,32 @@ class Value(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", populate_by_name=True, json_schema_extra=_described
     )
+
+
+def one_or_many(value: Any) -> Any:
+    """Return a list where one word, or one number, stands for it."""
+    single = isinstance(value, str | int | BaseModel) and not isinstance(value, bool)
+    return [value] if single else value
+
+
+class Worded(Value):
+    """A value that may be written as a word, which its ``parse`` reads."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            return value
+        try:
+            return dict(cls.parse(str(value)))
+        except PlanError as problem:
+            raise ValueError(problem.allowed) from problem
+
+    @classmethod
+    def parse(cls: type[W], text: str) -> W:
+        """Read a word.
+
+        Raises:
+            PlanError: it has another form.
+        """
+        raise NotImplementedError

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from bp_convert.errors import PlanError
-from bp_convert.values.base import Value
+from bp_convert.values.base import Value, one_or_many
 from bp_convert.values.settings import Init, LayerRule, Method, Rank, Settings
 from bp_convert.values.target import Target
 from bp_convert.values.tensors import TensorSpec
@@ -110,35 +109,7 @@ class JobKeys(Value):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     paper: Figures | None = None
 
-    @field_validator("trust", "report", mode="before")
-    @classmethod
-    def _one_is_a_list(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
-
-    @field_validator("input", mode="before")
-    @classmethod
-    def _shapes(cls, value: Any) -> Any:
-        values = [value] if isinstance(value, str | int) else value
-        if not isinstance(values, list | tuple):
-            return values
-        return [_parsed(TensorSpec.parse, one) for one in values]
-
-    @field_validator("target", mode="before")
-    @classmethod
-    def _limits(cls, value: Any) -> Any:
-        values = [value] if isinstance(value, str) else value
-        if not isinstance(values, list | tuple):
-            return values
-        return [_parsed(Target.parse, one) for one in values]
-
-
-def _parsed(parse: Any, one: Any) -> Any:
-    if not isinstance(one, str | int):
-        return one
-    try:
-        return parse(str(one))
-    except PlanError as problem:
-        raise ValueError(problem.allowed) from None
+    _lists = field_validator("trust", "report", "input", "target", mode="before")(one_or_many)
 
 
 class Job(JobKeys):

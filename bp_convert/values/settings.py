@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from bp_convert.values.base import Value
+from bp_convert.values.base import Value, one_or_many
 from bp_convert.values.factors import Pair
 from bp_convert.values.target import Target
 from bp_convert.values.tensors import TensorSpec
@@ -94,14 +94,7 @@ class Settings(Value):
     inputs: tuple[TensorSpec, ...] = ()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
-    @field_validator("target", mode="before")
-    @classmethod
-    def _words(cls, value: Any) -> Any:
-        """Read targets from text, such as ``params=0.25``."""
-        values = [value] if isinstance(value, str | Target) else value
-        if not isinstance(values, list | tuple):
-            return values
-        return tuple(Target.parse(one) if isinstance(one, str) else one for one in values)
+    _lists = field_validator("target", "inputs", "include", "exclude", mode="before")(one_or_many)
 
     @model_validator(mode="after")
     def _alpha_widens(self) -> Settings:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from difflib import get_close_matches
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
 from bp_convert.errors import PlanError
-from bp_convert.values.base import Value
+from bp_convert.values.base import Worded
 
 Quantity = Literal["params", "macs", "size", "error"]
 _UNITS = {
@@ -28,7 +29,7 @@ _UNITS = {
 _FORM = re.compile(r"(params|macs|size|error)=([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z%]*)", re.I)
 
 
-class Target(Value):
+class Target(Worded):
     """One limit that the converted model has to keep.
 
     Attributes:
@@ -56,6 +57,13 @@ class Target(Value):
         """Return the limit in the quantity's own unit, given the source's."""
         return self.value * before if self.is_share else self.value
 
+    @property
+    def hint(self) -> str:
+        """What was perhaps meant, where the limit is a count that hardly any model has."""
+        if self.quantity == "error" or not 1 < self.value <= 100:
+            return ""
+        return f"; did you mean {self.quantity}={self.value / 100:g}?"
+
     @classmethod
     def parse(cls, text: str) -> Target:
         """Read ``params=0.25``, ``params=1.5M``, ``macs=0.5``, ``size=20MB`` or ``error=0.05``.
@@ -75,8 +83,23 @@ class Target(Value):
             found="no limit that bp-convert knows",
             allowed="params=0.25, params=1.5M, macs=0.5, size=20MB or error=0.05: a share of the "
             "source's up to 1, a count or bytes above it; an error between 0 and 1",
-            fix="write QUANTITY=VALUE, such as params=0.25",
+            fix=_nearest(text) or "write QUANTITY=VALUE, such as params=0.25",
         )
 
     def __str__(self) -> str:
         return f"{self.quantity}={self.value:.12g}"
+
+
+def _nearest(text: str) -> str:
+    """Return a suggestion for a limit without its quantity, or with a mistyped one."""
+    name, equals, limit = text.strip().rpartition("=")
+    near = get_close_matches(name.lower(), get_args(Quantity), n=1) if equals else ["params"]
+    found = _FORM.fullmatch(f"{near[0]}={limit}") if near else None
+    if found is None or found[3].lower() not in _UNITS:
+        return ""
+    value = float(found[2]) * _UNITS[found[3].lower()]
+    if not value or near[0] == name.lower():
+        return ""
+    if not equals:
+        limit = f"{value / 100 if 1 < value <= 100 else value:g}"
+    return f"did you mean {near[0]}={limit}?"

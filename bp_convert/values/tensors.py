@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from bp_convert.errors import PlanError
-from bp_convert.values.base import Value
+from bp_convert.values.base import Worded
 
 DType = Literal["float64", "float32", "float16", "bfloat16", "int64", "int32", "bool", "uint8"]
 _DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "bool", "uint8")
@@ -18,7 +18,7 @@ _TEXT = re.compile(
 )
 
 
-class TensorSpec(Value):
+class TensorSpec(Worded):
     """One input tensor, without its batch axis.
 
     Attributes:

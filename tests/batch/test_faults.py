@@ -81,14 +81,25 @@ FAULTS = {
     "no YAML": ("arch: bp:svgg\nsettings: {pairs: paper\nalpha: 2\n", 3, "no YAML", "brackets"),
     "tab": ("arch: bp:svgg\nfinetune:\n\tsteps: 2\n", 3, "no YAML", "not tabs"),
     "no model": ("alpha: 2\n", 1, "model and arch are both absent", "change one of them"),
-    "not a target": ("arch: bp:svgg\ntarget: params=lots\n", 2, "'params=lots'", "correct"),
+    "not a target": (
+        "arch: bp:svgg\ntarget: params=lots\n",
+        2,
+        "'params=lots'",
+        "write QUANTITY=VALUE",
+    ),
+    "a target without its quantity": (
+        "arch: bp:svgg\nmatrix:\n  target: [params=0.5, 25%]\n",
+        3,
+        "'25%'",
+        "did you mean params=0.25?",
+    ),
     "not a target among settings": (
         "arch: bp:svgg\nsettings:\n  target: params=lots\n",
-        2,
+        3,
         "params=lots",
         "params=0.25",
     ),
-    "not an input": ("arch: bp:svgg\ninput: 3 by 32\n", 2, "'3 by 32'", "correct"),
+    "not an input": ("arch: bp:svgg\ninput: 3 by 32\n", 2, "'3 by 32'", "joined by x"),
     "one thing twice": (
         "arch: bp:svgg\nalpha: 2\nsettings: {alpha: 3}\n",
         2,

@@ -148,7 +148,7 @@ def test_a_settings_file_with_rules_and_flags_that_win(mlp: Path) -> None:
     Path("s.yaml").write_text("alpa: 2\n")
     bad = run(mlp, "--settings", "s.yaml", "--dry-run")
     assert bad.exit_code == 1
-    assert "s.yaml, at alpa" in bad.stderr
+    assert "s.yaml, line 1, column 1, at alpa" in bad.stderr
     assert "did you mean 'alpha'?" in bad.stderr
     Path("s.yaml").write_text("layers:\n  - match: '0'\n    rnk: 2\n")
     bad = run(mlp, "--settings", "s.yaml", "--dry-run")
@@ -161,16 +161,18 @@ def test_a_settings_file_with_rules_and_flags_that_win(mlp: Path) -> None:
     [
         ("rank: 0", "at rank\n", "a share between 0 and 1"),
         ("rank: 1.5", "at rank\n", "a share between 0 and 1"),
-        ("inputs: 768", "at inputs\n", "768"),
+        ("inputs: [[768]]", "at inputs.0\n", "768"),
+        ("inputs: 3xx4", "at inputs\n", "SHAPE"),
+        ("target: 25%", "at target\n", "did you mean params=0.25?"),
         ("layers: 5", "at layers\n", "5"),
-        ("layers:\n  - rank: 2", "at layers.0\n", "without 'match'"),
+        ("layers:\n  - rank: 2", "at layers.0\n", "no 'match' here"),
         ("layers:\n  - {match: '0', pairs: sqare}", "at layers.0.pairs\n", "fast, paper, or"),
         ("layers: [{match: a, pairs: {out: [5], in: [2, 3]}}]", "0.pairs.out\n", "[k1, k2]"),
         ("layers: [{match: a, pairs: {out: [5, 5]}}]", "at layers.0.pairs\n", "in: [d1, d2]"),
         ("layers: [{match: a, pairs: {inn: [3, 3]}}]", "at layers.0.pairs.inn\n", "mean 'in'"),
         ("seed: -1", "at seed\n", "greater than or equal to 0"),
-        ("- alpha", "s.yaml\n", "a list at the top"),
-        ("alpha: [", "s.yaml\n", "syntax"),
+        ("- alpha", "s.yaml, line 1, column 1\n", "a list at the top"),
+        ("\nalpha: [", "s.yaml, line 2, column 9\n", "no YAML"),
     ],
 )  # fmt: skip
 def test_a_bad_settings_file_is_told_by_its_path(
@@ -185,7 +187,7 @@ def test_a_bad_settings_file_is_told_by_its_path(
 
 
 def test_one_word_stands_for_a_list_in_a_settings_file(mlp: Path) -> None:
-    Path("s.yaml").write_text("inputs: '768'\nexclude: '0'\nconvert_head: true\npairs: paper\n")
+    Path("s.yaml").write_text("inputs: 768\nexclude: '0'\nconvert_head: true\npairs: paper\n")
     made = json.loads(ok(mlp, "--settings", "s.yaml", "--dry-run", "--json").stdout)
     assert [layer["action"] for layer in made["layers"]] == ["kept", "replaced"]
 
@@ -298,6 +300,11 @@ BAD: list[tuple[list[str], int, str]] = [
     (["mlp.pt", "--pairs", "square"], 2, "fast"),
     (["mlp.pt", "--dtype", "int8"], 2, "float32"),
     (["mlp.pt", "--alfa", "2"], 2, "--alfa"),
+    (["prob", "mlp.pt"], 2, "Did you mean 'probe'?"),
+    (["mlp.pt", "--target", "25%"], 1, "did you mean params=0.25?"),
+    (["mlp.pt", "--target", "param=0.25"], 1, "did you mean params=0.25?"),
+    (["mlp.pt", "--target", "params=2"], 1, "did you mean params=0.02?"),
+    (["sweep", "mlp.pt", "--target", "0.25"], 1, "did you mean params=0.25?"),
     (["mlp.pt", "--rank", "inf"], 2, "share"),
     (["mlp.pt", "--rank", "1e3"], 2, "share"),
     (["mlp.pt", "--seed", "9" * 30], 1, "seed"),
@@ -383,6 +390,28 @@ def test_version_help_and_no_words() -> None:
     for words in ("--alpha", "--widen", "--include", "inspect", "demo", "Exit codes"):
         assert words in text
     assert "--alpha" in run().output
+    assert ok("-h").stdout == text
+    assert "--only" in ok("recipe", "run", "-h").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["bp-convert", "in"], ["inspect"]),
+        (["bp-convert", "recipe", "r"], ["run"]),
+        (["bp-convert", "--cali"], ["--calibrate"]),
+        (["bp-convert", "m.pt", "--method", "svd"], ["svd", "svd-data"]),
+        (["bp-convert", "m.pt", "--metric", "c"], ["cosine"]),
+        (["bp-convert", "finetune", "m.pt", "--preset", "p"], ["paper", "paper-captioner"]),
+        (["bp-convert", "finetune", "m.pt", "--set", "ep"], ["epochs="]),
+    ],
+)
+def test_a_shell_completes_commands_options_and_values(words: list[str], found: list[str]) -> None:
+    asked = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+    done = CliRunner().invoke(
+        app, [], prog_name="bp-convert", env={**asked, "_BP_CONVERT_COMPLETE": "complete_bash"}
+    )
+    assert done.stdout.split() == found
 
 
 def test_the_module_is_the_command(mlp: Path) -> None:

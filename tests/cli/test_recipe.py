@@ -13,8 +13,8 @@ from torch import nn
 from typer.testing import CliRunner
 
 from bp_convert.batch import estimate
-from bp_convert.batch.marks import read_tree
 from bp_convert.cli.app import app
+from bp_convert.values.marks import read_tree
 from bp_convert.values.recipe import Job
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from torch import nn
 
 import bp_convert
 import bp_convert.pipeline
-from bp_convert.cli.studies import several
+from bp_convert.cli.reading import several
 from tests.cli.test_targets import _unforeseen_faults_are_raised as _unforeseen
 from tests.cli.test_targets import count, misused, mlp, ok, refused, run, source
 

@@ -97,10 +97,10 @@ def test_the_snippets_run_in_their_order(folder: Path) -> None:
 
 
 def test_the_settings_file_is_valid(folder: Path) -> None:
-    from bp_convert.cli.settings import settings_from
+    from bp_convert.cli.reading import settings_from
 
     Path("s.yaml").write_text(blocks("yaml")[0])
-    assert settings_from(Path("s.yaml"), {}).layers[0].match == "classifier.3"
+    assert settings_from(Path("s.yaml")).layers[0].match == "classifier.3"
 
 
 def test_what_the_readme_names_exists() -> None:

@@ -10,7 +10,7 @@ import torch
 import bp_convert
 from bp_convert.batch.read import read_recipe
 from bp_convert.batch.sources import check_scores
-from bp_convert.cli.settings import settings_from
+from bp_convert.cli.reading import settings_from
 from bp_convert.models import build
 from bp_convert.values.plan import Plan
 from tests.recipes.small import ran, representatives
@@ -75,7 +75,7 @@ def test_a_recipe_is_planned_and_runs_for_two_steps(path: Path, tmp_path: Path) 
 @pytest.mark.parametrize("path", SETTINGS, **BY_NAME)
 def test_settings_convert_a_model_that_then_trains(path: Path) -> None:
     model = build("svgg")
-    small, report = bp_convert.convert(model, settings_from(path, {}))
+    small, report = bp_convert.convert(model, settings_from(path))
     assert any(layer.action == "replaced" for layer in report.layers)
     optimiser = torch.optim.Adam(small.parameters())
     images, labels = torch.randn(4, 3, 32, 32), torch.arange(4)

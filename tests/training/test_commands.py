@@ -15,8 +15,8 @@ from typer.testing import CliRunner, Result
 
 import bp_convert
 from bp_convert.cli.app import app
+from bp_convert.cli.reading import training_from
 from bp_convert.cli.session import TRACEBACK
-from bp_convert.cli.training import training_from
 from bp_convert.errors import TrainingError
 from tests.training import runs
 from tests.training.test_material import names
@@ -186,8 +186,8 @@ def test_values_are_read_as_what_they_are() -> None:
     settings, beside = training_from(
         ["lr=1e-2 compile=true", "optimizer_options.betas=[0.5,0.9]",
          "distill.layers=0.5", "folder=run", "resume=true", "clip=null", "workers=2"],
-        {"lr": 0.5},
         "--set",
+        lr=0.5,
     )  # fmt: skip
     assert settings.lr == 0.5
     assert settings.compile is True

@@ -236,9 +236,9 @@ def test_the_presets_are_the_paper_s_and_give_way() -> None:
 
 
 def test_an_unknown_setting_is_named() -> None:
-    with pytest.raises(TrainingError, match="did you mean accumulate"):
+    with pytest.raises(TrainingError, match="did you mean 'accumulate'"):
         train(acumulate=2)
-    with pytest.raises(TrainingError, match="did you mean temperature"):
+    with pytest.raises(TrainingError, match="did you mean 'temperature'"):
         train(distill={"temprature": 2})
     with pytest.raises(TrainingError, match="no data"):
         bp_convert.finetune(runs.plain())

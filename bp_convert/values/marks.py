@@ -1,4 +1,4 @@
-"""YAML and JSON read into a tree that knows where each value stands."""
+"""YAML and JSON as a tree that knows where each value stands; words of a command line alike."""
 
 from __future__ import annotations
 
@@ -95,6 +95,15 @@ for _tag, _form, _first in (
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_form), list(_first))
 
 
+def read_word(text: str) -> Any:
+    """Read a value that stands on a command line as it would be read in a file."""
+    try:
+        found = yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return text
+    return text if isinstance(found, str) else found  # as it was typed, # and blanks included
+
+
 def read_tree(path: Path) -> Node:
     """Read a YAML or JSON file.
 
@@ -107,7 +116,7 @@ def read_tree(path: Path) -> Node:
         raise RecipeError(
             where=str(path),
             found=problem.strerror or str(problem),
-            allowed="a recipe file that can be read",
+            allowed="a YAML or JSON file that can be read",
             fix="check the path",
         ) from None
     except UnicodeDecodeError as problem:
