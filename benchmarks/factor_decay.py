@@ -34,7 +34,7 @@ def main() -> None:
     task = digits(0)
     small, report = bp_convert.convert(task.model, target=asked.target, convert_anyway=True)
     print(
-        f"{machine()}; digit CNN, {report.totals.params.after:,} parameters, "
+        f"{machine()}; digit CNN, {report.plan.params.after:,} parameters, "
         f"{asked.optimizer} 1e-3, {asked.steps} steps of 64, {asked.seeds} seeds\n"
     )
     print("| decay of factors | from the conversion | from noise |")

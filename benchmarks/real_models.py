@@ -90,7 +90,7 @@ def main() -> None:
                 # A table at full rank holds thousands of terms: exact, and of no use to anyone.
                 exclude=("Embedding",) if full and name == "MiniLM" else (),
             )
-            params = report.totals.params
+            params = report.plan.params
             apart = gap(model, twin.eval(), inputs)
             # At full rank the transformer does some thirty times the work: the gap must do.
             scored = "not scored" if full and name == "MiniLM" else f"{task(twin):.4f}"

@@ -139,7 +139,7 @@ def main() -> None:
             one, two = first(scratch, goal), first(taught, goal)
             ratio = f"{two / one:.2f}" if one and two is not None else "not reached"
             print(
-                f"| {name}, {report.totals.params.after:,} parameters "
+                f"| {name}, {report.plan.params.after:,} parameters "
                 f"| {100 * taught[0]:.2f} % | {100 * goal:.2f} % | {one} "
                 f"| {100 * max(taught.values()):.2f} % | {two} | {ratio} |",
                 flush=True,

@@ -56,8 +56,8 @@ def main() -> None:
                 print(f"{name:20s} exit {done.returncode}: {done.stderr.strip()[-300:]}")
                 continue
             made = json.loads(done.stdout)
-            replaced = sum(layer["action"] == "replaced" for layer in made["layers"])
-            params = made["totals"]["params"]
+            replaced = sum(layer["action"] == "replaced" for layer in made["plan"]["layers"])
+            params = made["plan"]["params"]
             again = subprocess.run(
                 [sys.executable, "-c", RELOAD, str(target)], capture_output=True, text=True
             )

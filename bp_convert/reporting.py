@@ -13,7 +13,7 @@ from bp_convert.render.summary import verdict
 from bp_convert.render.words import value_of
 from bp_convert.surgery import Converted
 from bp_convert.values.plan import Plan
-from bp_convert.values.report import Report, ReportTotals, rows
+from bp_convert.values.report import Report
 from bp_convert.values.score import Score
 from bp_convert.values.training import Trained
 
@@ -30,31 +30,21 @@ def report_of(
         source: words on where the model came from.
         fitted_to: words on the data that the factors were fitted to.
     """
-    notes = plan.notes
-    if done is not None and plan.calibration and not fitted_to:
-        notes = (*notes, UNFITTED.format(plan.calibration))
-    errors: dict[str, float | None] = dict(done.errors) if done else {}
     remarks = {name: NOISE + why for name, why in (done.random if done else {}).items()}
     remarks |= {name: MISSED + why for name, why in (done.missed if done else {}).items()}
     layers = tuple(
-        row.model_copy(update={"notes": (*row.notes, remarks[row.name])})
-        if row.name in remarks and remarks[row.name] not in row.notes
-        else row
-        for row in rows(plan, errors)
+        layer.model_copy(update={"notes": (*layer.notes, remarks[layer.name])})
+        if layer.name in remarks and remarks[layer.name] not in layer.notes
+        else layer
+        for layer in plan.layers
     )
+    unfitted = done is not None and plan.calibration and not fitted_to
     report = Report(
-        totals=ReportTotals(params=plan.params, macs=plan.macs, bytes=plan.bytes),
-        layers=layers,
-        others=plan.others,
-        verdict="",
-        model=plan.model,
+        plan=plan.model_copy(update={"layers": layers}),
+        fit_errors=done.errors if done else {},
         source=source,
-        inputs=tuple(str(spec) for spec in plan.inputs),
-        assumed=plan.assumed,
-        notes=notes,
-        targets=tuple(map(str, plan.settings.target)),
-        estimated_error=plan.error,
         calibration=fitted_to or (plan.calibration if done is None else ""),
+        notes=(UNFITTED.format(plan.calibration),) if unfitted else (),
         versions={
             "bp-convert": __version__,
             "torch": torch.__version__,

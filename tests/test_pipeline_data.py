@@ -84,7 +84,7 @@ def test_data_in_every_form_is_the_same_data(form: str, tmp_path: Path) -> None:
     total = sum(p.numel() for p in net.parameters())
     assert 0.9 * 0.3 < sum(p.numel() for p in small.parameters()) / total <= 0.3
     assert report.calibration
-    assert report.targets == ("params=0.3",)
+    assert [str(one) for one in report.plan.settings.target] == ["params=0.3"]
     assert error(small, net, x) < 0.4
 
 
@@ -171,8 +171,8 @@ def test_an_edited_plan_is_applied_as_edited(by_data: bool) -> None:
     edited = type(plan).model_validate(raw)
     small, report = bp_convert.convert(net, plan=edited, calibrate=data)
     assert small.get_submodule(layer["name"]).factors.rank == 2  # type: ignore[union-attr]
-    assert report.totals.params.after == sum(p.numel() for p in small.parameters())
-    assert report.totals.params.after < plan.params.after
+    assert report.plan.params.after == sum(p.numel() for p in small.parameters())
+    assert report.plan.params.after < plan.params.after
 
 
 def test_a_plan_made_on_data_and_applied_without_is_noted() -> None:

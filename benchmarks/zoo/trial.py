@@ -140,7 +140,7 @@ class Trial:
             "replaced": actions["replaced"],
             "widened": actions["widened"],
             "layers": len(report.layers),
-            "params": [report.totals.params.before, report.totals.params.after],
+            "params": [report.plan.params.before, report.plan.params.after],
             "reasons": dict(Counter(_general(layer) for layer in report.layers if layer.reason)),
             "notes": [*report.notes, *(report.verification.notes if report.verification else ())],
             "checked": report.verification is not None,

@@ -117,4 +117,4 @@ def build(job: Job, source: Source, examples: Examples | None, progress: Progres
         progress=progress,
         source=source.words,
     )
-    return Made(small, plan, report, plan.params, plan.bytes, report.notes)
+    return Made(small, plan, report, plan.params, plan.bytes, (*report.notes, *plan.notes))

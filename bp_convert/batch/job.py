@@ -153,7 +153,7 @@ class _Run:
             params=made.params,
             macs=None if made.plan is None else made.plan.macs,
             bytes=made.bytes,
-            error=None if report is None else report.estimated_error,
+            error=None if report is None else report.plan.error,
             converted=converted,
             score=score,
             full=source.full,

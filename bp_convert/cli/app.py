@@ -247,9 +247,9 @@ app.add_typer(recipe.app, name="recipe")
 @app.command()
 def schema() -> None:
     """Print the JSON schema of what --json prints."""
-    from bp_convert.render.machine import schema as made
+    from bp_convert.values.report import Report
 
-    print(json.dumps(made(), indent=1))
+    print(json.dumps(Report.model_json_schema(mode="serialization"), indent=1))
 
 
 def _uncheckable(plan: Plan) -> VerificationError:

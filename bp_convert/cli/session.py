@@ -132,9 +132,7 @@ def print_report(result: Report, *, json_only: bool, quiet: bool, verbose: bool)
         verbose: one row a layer.
     """
     if json_only:
-        from bp_convert.render.machine import summary
-
-        print(as_json(summary(result)))
+        print(as_json(result.model_dump(mode="json", by_alias=True)))
         return
     if quiet:
         print(result.verdict)

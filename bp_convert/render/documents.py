@@ -8,7 +8,6 @@ from pathlib import Path
 from bp_convert.errors import PlanError
 from bp_convert.render import words
 from bp_convert.render.fold import Row, fold, middle, unfolded
-from bp_convert.render.machine import whole
 from bp_convert.render.numbers import short
 from bp_convert.values.report import Report
 from bp_convert.values.text import as_json
@@ -39,7 +38,7 @@ def document(report: Report, path: Path) -> str:
         return markdown(report)
     if form == ".html":
         return html(report)
-    return as_json(whole(report)) + "\n"
+    return as_json(report.model_dump(mode="json", by_alias=True)) + "\n"
 
 
 def form_of(path: Path) -> str:
@@ -61,7 +60,7 @@ def form_of(path: Path) -> str:
 
 def markdown(report: Report) -> str:
     """Return a Markdown document; repeated layers stand in one row."""
-    lines = [f"# {report.model.rpartition('.')[2]}, converted", "", report.verdict, ""]
+    lines = [f"# {report.plan.model.rpartition('.')[2]}, converted", "", report.verdict, ""]
     if report.source:
         lines += [f"Source: {_md(report.source)}", ""]
     lines += ["| total | before | after | change |", "| --- | ---: | ---: | --- |"]
@@ -69,7 +68,7 @@ def markdown(report: Report) -> str:
     lines += ["", "Multiply-adds are of one example; 1 MAC = 2 FLOPs.", "", "## Layers", ""]
     lines += [f"| {' | '.join(_md(head) for head in _HEADS)} |"]
     lines += ["| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
-    for row in fold(report.layers):
+    for row in fold(report):
         lines.append(f"| {' | '.join(_md(cell) for cell in _cells(row))} |")
     for title, found in _sections(report):
         lines += ["", f"## {title}", "", *(f"- {_md(line)}" for line in found)]
@@ -78,10 +77,10 @@ def markdown(report: Report) -> str:
 
 def html(report: Report) -> str:
     """Return a page that needs nothing but itself."""
-    title = escape(report.model.rpartition(".")[2])
+    title = escape(report.plan.model.rpartition(".")[2])
     heads = table_row(("total", "before", "after", "change"), "th", {1, 2})
     totals = "".join(table_row(row, "td", {1, 2}) for row in words.totals(report))
-    rows = unfolded(report.layers)
+    rows = unfolded(report)
     body = "".join(
         table_row(_cells(row), "td", set(range(4, 10)), row.layer.action) for row in rows
     )
@@ -98,7 +97,7 @@ def html(report: Report) -> str:
         f'<table class="totals"><thead>{heads}'
         f"</thead><tbody>{totals}</tbody></table>"
         "<p>Multiply-adds are of one example; 1 MAC = 2 FLOPs.</p>"
-        f"<h2>Parameters by layer</h2>{_bars(fold(report.layers))}"
+        f"<h2>Parameters by layer</h2>{_bars(fold(report))}"
         f'<h2>Layers</h2><div class="wide"><table class="layers"><thead>'
         f"{table_row(_HEADS, 'th', set(range(4, 10)))}</thead>"
         f"<tbody>{body}</tbody></table></div>{sections}{_others(report)}<footer>{escape(versions)}</footer></body></html>\n"
@@ -138,10 +137,10 @@ def _cells(row: Row) -> tuple[str, ...]:
         layer.action,
         words.pairs_of(layer) or layer.reason,
         "" if layer.rank is None else str(layer.rank),
-        short(row.params_before),
-        short(row.params_after),
-        short(row.macs_before),
-        short(row.macs_after),
+        short(row.params[0]),
+        short(row.params[1]),
+        short(row.macs[0]),
+        short(row.macs[1]),
         error,
     )
 
@@ -169,10 +168,10 @@ def table_row(cells: tuple[str, ...], tag: str, numbers: set[int], mark: str = "
 
 def _bars(rows: list[Row], limit: int = 24) -> str:
     """Draw the largest layers' parameters before and after as horizontal bars."""
-    rows = sorted(rows, key=lambda row: -row.params_before)[:limit]
+    rows = sorted(rows, key=lambda row: -row.params[0])[:limit]
     if not rows:
         return ""
-    top = max(max(row.params_before, row.params_after) for row in rows) or 1
+    top = max(max(row.params) for row in rows) or 1
     left, wide, step = 300, 420, 34
     parts = []
     for place, row in enumerate(rows):
@@ -180,8 +179,8 @@ def _bars(rows: list[Row], limit: int = 24) -> str:
         name = escape(middle(row.name, 34) + (f" x{row.count}" if row.count > 1 else ""))
         parts.append(f'<text x="{left - 8}" y="{y + 18}" text-anchor="end">{name}</text>')
         for offset, count, colour in (
-            (4, row.params_before, "#9aa5b1"),
-            (15, row.params_after, "#1f6feb"),
+            (4, row.params[0], "#9aa5b1"),
+            (15, row.params[1], "#1f6feb"),
         ):
             length = max(1, wide * count / top)
             parts.append(

@@ -3,54 +3,77 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bp_convert.values.report import LayerReport
+from bp_convert.values.plan import LayerPlan
+from bp_convert.values.report import Report
 
 _NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table: a layer, or several that differ only by numbers in their names."""
+    """One row of a table: a layer, or several that differ only by numbers in their names.
 
-    name: str
-    count: int
-    layer: LayerReport
-    params_before: int
-    params_after: int
-    macs_before: int
-    macs_after: int
+    Attributes:
+        layers: at least one; they fare alike.
+        errors: of those that were fitted.
+    """
+
+    layers: tuple[LayerPlan, ...]
     errors: tuple[float, ...]
 
+    @property
+    def name(self) -> str:
+        """The name of all, with the numbers that differ as ranges."""
+        return common([layer.name for layer in self.layers])
 
-def fold(layers: tuple[LayerReport, ...]) -> list[Row]:
+    @property
+    def count(self) -> int:
+        """How many layers there are."""
+        return len(self.layers)
+
+    @property
+    def layer(self) -> LayerPlan:
+        """The first, which speaks for all."""
+        return self.layers[0]
+
+    @property
+    def params(self) -> tuple[int, int]:
+        """Parameters of all, before and after."""
+        return _sum(layer.params for layer in self.layers)
+
+    @property
+    def macs(self) -> tuple[int, int]:
+        """Multiply-adds of all, before and after."""
+        return _sum(layer.macs for layer in self.layers)
+
+
+def _sum(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    before, after = zip(*pairs, strict=True)
+    return sum(before), sum(after)
+
+
+def fold(report: Report) -> list[Row]:
     """Group layers whose names differ by numbers only and that fare alike."""
-    groups: dict[tuple[object, ...], list[LayerReport]] = {}
-    for layer in layers:
-        pairs = tuple(sorted((role, str(spec)) for role, spec in layer.pairs.items()))
+    groups: dict[tuple[object, ...], list[LayerPlan]] = {}
+    for layer in report.layers:
+        pairs = tuple(sorted((role, str(spec)) for role, spec in layer.factors.items()))
         shape = _NUMBER.sub("*", layer.name)
-        key = (shape, layer.kind, layer.action, layer.reason, pairs, layer.params_before)
+        key = (shape, layer.kind, layer.action, layer.reason, pairs, layer.params[0])
         groups.setdefault(key, []).append(layer)
-    return [_row(group) for group in groups.values()]
+    return [_row(report, group) for group in groups.values()]
 
 
-def unfolded(layers: tuple[LayerReport, ...]) -> list[Row]:
+def unfolded(report: Report) -> list[Row]:
     """Return a row for each layer."""
-    return [_row([layer]) for layer in layers]
+    return [_row(report, [layer]) for layer in report.layers]
 
 
-def _row(group: list[LayerReport]) -> Row:
-    return Row(
-        name=common([layer.name for layer in group]),
-        count=len(group),
-        layer=group[0],
-        params_before=sum(layer.params_before for layer in group),
-        params_after=sum(layer.params_after for layer in group),
-        macs_before=sum(layer.macs_before for layer in group),
-        macs_after=sum(layer.macs_after for layer in group),
-        errors=tuple(layer.fit_error for layer in group if layer.fit_error is not None),
-    )
+def _row(report: Report, group: list[LayerPlan]) -> Row:
+    errors = (report.fit_errors.get(layer.name) for layer in group)
+    return Row(tuple(group), tuple(error for error in errors if error is not None))
 
 
 def common(names: list[str]) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from math import isfinite
 
 from bp_convert.render import training, words
 from bp_convert.render.numbers import change, layers, percent, short
-from bp_convert.values.plan import largest
-from bp_convert.values.report import LayerReport, Report
+from bp_convert.values.plan import LayerPlan, largest
+from bp_convert.values.report import Report
 from bp_convert.values.score import Score
 
 USABLE = 0.01  # relative difference of the outputs below which nothing needs to be trained
@@ -22,7 +23,7 @@ NOTHING = "that is no measure of its quality; score it on real data with --evalu
 
 def verdict(report: Report) -> str:
     """Return one paragraph that a user can act on."""
-    done = [layer for layer in report.layers if layer.action == "replaced"]
+    done = report.plan.converted
     if not done:
         return _nothing(report)
     parts = [_saved(report), _quality(report, done), _speed(report)]
@@ -31,13 +32,13 @@ def verdict(report: Report) -> str:
     return " ".join(filter(None, parts))
 
 
-def energy_kept(layers: list[LayerReport]) -> float | None:
+def energy_kept(report: Report) -> float | None:
     """Return the share of the squared weights that the factors keep, weighted by parameters."""
-    fitted = [layer for layer in layers if layer.fit_error is not None]
-    total = sum(layer.params_before for layer in fitted)
+    fitted = [layer for layer in report.plan.converted if layer.name in report.fit_errors]
+    total = sum(layer.params[0] for layer in fitted)
     if not total:
         return None
-    return sum(layer.params_before * _kept(layer.fit_error or 0.0) for layer in fitted) / total
+    return sum(one.params[0] * _kept(report.fit_errors[one.name]) for one in fitted) / total
 
 
 def _kept(error: float) -> float:
@@ -47,7 +48,7 @@ def _kept(error: float) -> float:
 
 def _nothing(report: Report) -> str:
     reasons = Counter(layer.reason for layer in report.layers if layer.reason)
-    held = largest(report.others, report.totals.params.before)
+    held = largest(report.plan.others, report.plan.params.before)
     without = f" For want of a kind these stay as they are: {held}." if held else ""
     if not reasons:
         return f"Nothing was converted: the model holds no layer of a known kind.{without}"
@@ -61,7 +62,7 @@ def _nothing(report: Report) -> str:
 
 
 def _saved(report: Report) -> str:
-    params, macs = report.totals.params, report.totals.macs
+    params, macs = report.plan.params, report.plan.macs
     text = f"({short(params.before)} to {short(params.after)})"
     if params.after < params.before:
         text = f"Saved {percent(1 - params.ratio)} of the parameters {text}"
@@ -74,7 +75,7 @@ def _saved(report: Report) -> str:
     return text + "."
 
 
-def _quality(report: Report, done: list[LayerReport]) -> str:
+def _quality(report: Report, done: Sequence[LayerPlan]) -> str:
     if report.scores:
         return _scored(report.scores[0], trained=report.training is not None)
     if report.training is not None:
@@ -83,7 +84,7 @@ def _quality(report: Report, done: list[LayerReport]) -> str:
     if random:
         every = "It" if len(random) == len(done) else f"{len(random)} of {len(done)} layers"
         return f"{every} start{'s' if every == 'It' else ''} from noise: train it before use."
-    kept = energy_kept(done)
+    kept = energy_kept(report)
     found = report.verification
     if found is None or (found.output_error is None and found.flips is None):
         return _unseen(report, done, kept)
@@ -102,7 +103,7 @@ def _quality(report: Report, done: list[LayerReport]) -> str:
     return f"{_energy(report, done, kept)}; o{outputs}: {advice}"
 
 
-def _unseen(report: Report, done: list[LayerReport], kept: float | None) -> str:
+def _unseen(report: Report, done: Sequence[LayerPlan], kept: float | None) -> str:
     """Say what is known where no outputs were compared."""
     if kept is None:
         return "What it does to the outputs was not measured."
@@ -110,7 +111,7 @@ def _unseen(report: Report, done: list[LayerReport], kept: float | None) -> str:
     return _energy(report, done, kept) + more
 
 
-def _energy(report: Report, done: list[LayerReport], kept: float) -> str:
+def _energy(report: Report, done: Sequence[LayerPlan], kept: float) -> str:
     ranks = {layer.rank for layer in done}
     what = f"Rank {ranks.pop()}" if len(ranks) == 1 else "The factors"
     verb = "keeps" if what.startswith("Rank") else "keep"

@@ -30,7 +30,7 @@ def show(report: Report, console: Console, *, every: bool = False) -> None:
 def rendered(report: Report, *, every: bool = False) -> RenderableType:
     """Return the whole report as one renderable."""
     parts: list[RenderableType] = [_head(report)]
-    rows = unfolded(report.layers) if every else fold(report.layers)
+    rows = unfolded(report) if every else fold(report)
     if rows:
         parts.append(_table(rows))
     parts += _kept(report)
@@ -49,11 +49,11 @@ def rendered(report: Report, *, every: bool = False) -> RenderableType:
 
 
 def _head(report: Report) -> Text:
-    text = Text(report.model.rpartition(".")[2], style="bold")
+    text = Text(report.plan.model.rpartition(".")[2], style="bold")
     if report.source:
         text.append(f"  {report.source}", style="not bold")
-    if report.assumed:
-        text.append(f"\nassumed {report.assumed}", style="dim not bold")
+    if report.plan.assumed:
+        text.append(f"\nassumed {report.plan.assumed}", style="dim not bold")
     return text
 
 
@@ -80,8 +80,8 @@ def _table(rows: list[Row]) -> Table:
             Text(layer.action, style=_COLOURS[layer.action]),
             Text(middle(words.pairs_of(layer), pairs)),
             Text("" if layer.rank is None else short(layer.rank)),
-            Text(short(row.params_before)),
-            Text(short(row.params_after)),
+            Text(short(row.params[0])),
+            Text(short(row.params[1])),
             Text(_error(row.errors)),
         )
     return table

@@ -8,8 +8,8 @@ from math import isfinite
 from bp_convert.render.numbers import change, layers, percent, short, size
 from bp_convert.render.training import lines as trained_lines
 from bp_convert.values.factors import FactorSpec
-from bp_convert.values.plan import Totals, grouped
-from bp_convert.values.report import Latency, LayerReport, Report, Verification
+from bp_convert.values.plan import LayerPlan, Totals, grouped
+from bp_convert.values.report import Latency, Report, Verification
 from bp_convert.values.score import Score
 
 CLASSES = 12  # of modules without a kind that are named where not all are asked for
@@ -17,9 +17,9 @@ CLASSES = 12  # of modules without a kind that are named where not all are asked
 VAST = 10.0  # relative difference of outputs beyond which its size says nothing
 
 
-def pairs_of(layer: LayerReport) -> str:
+def pairs_of(layer: LayerPlan) -> str:
     """Write a layer's factorisation as out|in, such as 16x32|24x24."""
-    specs = list(layer.pairs.values())
+    specs = list(layer.factors.values())
     if not specs:
         return ""
     return _pair(specs[0]) + (f" +{len(specs) - 1}" if len(specs) > 1 else "")
@@ -34,9 +34,9 @@ def totals(report: Report) -> list[tuple[str, str, str, str]]:
     """Return (what, before, after, change) for each total."""
     found: list[tuple[str, str, str, str]] = []
     every: list[tuple[str, Totals | None]] = [
-        ("parameters", report.totals.params),
-        ("multiply-adds", report.totals.macs),
-        ("size", report.totals.bytes),
+        ("parameters", report.plan.params),
+        ("multiply-adds", report.plan.macs),
+        ("size", report.plan.bytes),
     ]
     for name, total in every:
         if total is None:
@@ -67,14 +67,14 @@ def others(report: Report, *, every: bool = False) -> list[str]:
     Args:
         every: one line a module.
     """
-    total = report.totals.params.before
+    total = report.plan.params.before
     if every:
         return [
             f"{one.name or 'the model itself'}: {one.kind}: "
             f"{_count(one.params[0], one.params[0] / total if total else 0)}: {one.reason}"
-            for one in report.others
+            for one in report.plan.others
         ]
-    groups = grouped(report.others, total)
+    groups = grouped(report.plan.others, total)
     lines = [
         f"{len(one.names)} {one.kind}: {_count(one.params, one.share)}: {one.reason}"
         for one in groups[:CLASSES]
@@ -102,7 +102,7 @@ def notes(report: Report) -> list[str]:
     lines = [f"{layers(count)}: {note}" for note, count in counts.most_common() if note != asked]
     if counts[asked]:
         lines.append(f"{layers(counts[asked])} from noise, as asked")
-    return [*report.notes, *lines]
+    return [*report.notes, *report.plan.notes, *lines]
 
 
 def latency(one: Latency) -> str:
@@ -178,11 +178,11 @@ def value_of(one: Score, value: float) -> str:
 def fitting(report: Report) -> list[str]:
     """Say what limits were kept, what error is expected, and what was fitted to."""
     lines = []
-    if report.targets:
-        lines.append(f"target {', '.join(report.targets)}")
-    if report.estimated_error is not None:
-        on = "from the weights alone" if not report.calibration else "on calibration data"
-        lines.append(f"estimated error {report.estimated_error:.3g}, {on}")
+    if targets := report.plan.settings.target:
+        lines.append(f"target {', '.join(map(str, targets))}")
+    if (error := report.plan.error) is not None:
+        on = "on calibration data" if report.calibration else "from the weights alone"
+        lines.append(f"estimated error {error:.3g}, {on}")
     if report.calibration:
         lines.append(f"fitted to {report.calibration}")
     return lines

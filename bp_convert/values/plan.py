@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from pydantic import Field
 
@@ -56,6 +56,11 @@ class LayerPlan(Value):
     macs: tuple[int, int] = (0, 0)
     error: float | None = None
     sensitivity: float | None = None
+
+    @property
+    def rank(self) -> int | None:
+        """The most Kronecker terms of its matrices; None unless replaced."""
+        return max((spec.rank for spec in self.factors.values()), default=None)
 
 
 class OtherWeights(Value):
@@ -163,22 +168,6 @@ class Totals(Value):
         return self.after / self.before if self.before else 1.0
 
 
-class Acted(Protocol):
-    """A layer and what became of it."""
-
-    @property
-    def action(self) -> Action: ...
-
-
-def in_short(model: str, layers: Sequence[Acted], params: Totals) -> str:
-    """Say in a line what becomes of a model."""
-    done = sum(one.action == "replaced" for one in layers)
-    return (
-        f"{model.rpartition('.')[2]}: {done} of {len(layers)} layers replaced, "
-        f"{params.before:,} to {params.after:,} parameters"
-    )
-
-
 class Plan(Value):
     """Everything that surgery needs, and everything that the tool declines to do, with reasons.
 
@@ -226,8 +215,16 @@ class Plan(Value):
                 return one
         return None
 
+    @property
+    def in_short(self) -> str:
+        """What becomes of the model, in a line."""
+        return (
+            f"{self.model.rpartition('.')[2]}: {len(self.converted)} of {len(self.layers)} layers "
+            f"replaced, {self.params.before:,} to {self.params.after:,} parameters"
+        )
+
     def __repr__(self) -> str:
-        return f"<Plan of {in_short(self.model, self.layers, self.params)}>"
+        return f"<Plan of {self.in_short}>"
 
     __str__ = __repr__
 

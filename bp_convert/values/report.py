@@ -5,53 +5,9 @@ from __future__ import annotations
 from pydantic import Field
 
 from bp_convert.values.base import Value
-from bp_convert.values.factors import FactorSpec
-from bp_convert.values.plan import Action, OtherWeights, Plan, Totals, in_short
-from bp_convert.values.score import Score
+from bp_convert.values.plan import LayerPlan, Plan
+from bp_convert.values.score import Number, Score
 from bp_convert.values.training import Trained
-
-
-class LayerReport(Value):
-    """One row: a layer of the source model and what became of it.
-
-    Attributes:
-        name: dotted name.
-        kind: name of the Kind.
-        action: replaced, widened or kept.
-        reason: why it is kept or left dense.
-        notes: further remarks.
-        pairs: factor pairs of each weight matrix.
-        rank: Kronecker terms; None unless replaced.
-        params_before: parameters before.
-        params_after: parameters after.
-        params_shared: how many of those before another row counts as well: tied weights.
-        macs_before: multiply-adds of one example before (1 MAC = 2 FLOPs).
-        macs_after: multiply-adds of one example after.
-        fit_error: relative Frobenius error of the factors against the trained weight, or, where
-            they were fitted to data, of the layer's output; None where nothing was fitted.
-    """
-
-    name: str
-    kind: str
-    action: Action
-    reason: str
-    notes: tuple[str, ...] = ()
-    pairs: dict[str, FactorSpec]
-    rank: int | None
-    params_before: int
-    params_after: int
-    params_shared: int = 0
-    macs_before: int
-    macs_after: int
-    fit_error: float | None
-
-
-class ReportTotals(Value):
-    """Whole-model counts; ``macs`` are of one example, 1 MAC = 2 FLOPs."""
-
-    params: Totals
-    macs: Totals | None
-    bytes: Totals
 
 
 class Verification(Value):
@@ -106,29 +62,31 @@ class Latency(Value):
 
 
 class Report(Value):
-    """The result of a conversion or of a dry run.
+    """The result of a conversion or of a dry run. ``--json`` prints its fields.
 
     Attributes:
-        others: every module that holds parameters and is no layer of a known kind.
-        targets: the limits that were to be kept.
-        estimated_error: what the plan expects of the output's relative error.
+        verdict: one paragraph that a user can act on.
+        plan: what was done, layer by layer; notes of a layer say what the conversion met.
+        fit_errors: by layer, the relative Frobenius error of the factors against the trained
+            weight or, where they were fitted to data, of the layer's output. A layer that was
+            not fitted has none.
+        source: words on where the model came from.
         calibration: the data that factors were fitted to; empty for the weights alone.
+        notes: what concerns the whole run; the plan has notes of its own.
         scores: quality before and after, on data that no factor was fitted to.
         training: what training after the conversion did.
+        verification: what running the result showed; None where it was not run.
+        latency: one entry for each batch size that was measured.
+        seconds: that all of it took.
+        versions: of what made it.
     """
 
-    totals: ReportTotals
-    layers: tuple[LayerReport, ...]
-    others: tuple[OtherWeights, ...] = ()
-    verdict: str
-    model: str
+    verdict: str = ""
+    plan: Plan
+    fit_errors: dict[str, Number] = Field(default_factory=dict)
     source: str = ""
-    inputs: tuple[str, ...] = ()
-    assumed: str = ""
-    notes: tuple[str, ...] = ()
-    targets: tuple[str, ...] = ()
-    estimated_error: float | None = None
     calibration: str = ""
+    notes: tuple[str, ...] = ()
     scores: tuple[Score, ...] = ()
     training: Trained | None = None
     verification: Verification | None = None
@@ -136,30 +94,12 @@ class Report(Value):
     seconds: float | None = None
     versions: dict[str, str] = Field(default_factory=dict)
 
+    @property
+    def layers(self) -> tuple[LayerPlan, ...]:
+        """Every layer that could be converted, and what became of it."""
+        return self.plan.layers
+
     def __repr__(self) -> str:
-        said = in_short(self.model, self.layers, self.totals.params)
-        return f"<Report of {said}>\n{self.verdict}".rstrip()
+        return f"<Report of {self.plan.in_short}>\n{self.verdict}".rstrip()
 
     __str__ = __repr__
-
-
-def rows(plan: Plan, errors: dict[str, float | None]) -> tuple[LayerReport, ...]:
-    """Turn a plan's layers into report rows, with the fit errors by layer name."""
-    return tuple(
-        LayerReport(
-            name=one.name,
-            kind=one.kind,
-            action=one.action,
-            reason=one.reason,
-            notes=one.notes,
-            pairs=one.factors,
-            rank=max((spec.rank for spec in one.factors.values()), default=None),
-            params_before=one.params[0],
-            params_after=one.params[1],
-            params_shared=one.shared[0],
-            macs_before=one.macs[0],
-            macs_after=one.macs[1],
-            fit_error=errors.get(one.name),
-        )
-        for one in plan.layers
-    )

@@ -21,7 +21,7 @@ import bp_convert.pipeline
 from bp_convert.cli.app import app
 from bp_convert.cli.session import TRACEBACK
 from bp_convert.models import build
-from bp_convert.render.machine import schema
+from bp_convert.values.report import Report
 from tests.tolerances import assert_near
 
 
@@ -84,17 +84,34 @@ def test_full_rank_keeps_the_outputs_and_dense_undoes_it(mlp: Path) -> None:
 def test_json_has_exactly_the_documented_shape(mlp: Path) -> None:
     done = ok(mlp, "--json", "--dry-run", "--alpha", 2, "--pairs", "paper")
     made = json.loads(done.stdout)
-    jsonschema.validate(made, schema())
     jsonschema.validate(made, json.loads(ok("schema").stdout))
-    assert list(made) == ["totals", "layers", "verdict"]
-    assert set(made["totals"]) == {"params", "macs", "bytes"}
-    assert set(made["layers"][0]) == {
-        "name", "kind", "action", "reason", "pairs", "rank", "params_before", "params_after",
-        "macs_before", "macs_after", "fit_error",
+    assert list(made) == [
+        "verdict", "plan", "fit_errors", "source", "calibration", "notes", "scores", "training",
+        "verification", "latency", "seconds", "versions",
+    ]  # fmt: skip
+    assert set(made["plan"]["params"]) == {"before", "after"}
+    first, second = made["plan"]["layers"]
+    assert set(first) == {
+        "name", "aliases", "kind", "action", "reason", "notes", "inputs", "outputs", "factors",
+        "init", "params", "shared", "macs", "error", "sensitivity",
     }  # fmt: skip
-    assert made["layers"][0]["pairs"] == {"out": [32, 48], "in": [24, 32]}
-    assert made["layers"][1]["pairs"] is None
-    assert made["layers"][1]["action"] == "widened"
+    assert first["factors"] == {
+        "weight": {"out": [32, 48], "in": [24, 32], "rank": 1, "axes": []}
+    }  # fmt: skip
+    assert second["factors"] == {}
+    assert second["action"] == "widened"
+    again = Report.model_validate(made)
+    assert again.model_dump(mode="json", by_alias=True) == made
+
+
+def test_the_plan_in_a_report_is_one_to_apply(mlp: Path) -> None:
+    ok(mlp, "--rank", 3, "--convert-anyway", "--json", "-o", "first.pt", "--report", "r.json")
+    made = json.loads(Path("r.json").read_text())
+    assert set(made["fit_errors"]) == {"0"}
+    Path("plan.json").write_text(json.dumps(made["plan"]))
+    ok(mlp, "--plan", "plan.json", "-o", "again.pt")
+    first, again = (bp_convert.load(name).state_dict() for name in ("first.pt", "again.pt"))
+    assert all(torch.equal(first[name], again[name]) for name in first)
 
 
 def test_lstm_pairs_in_json_are_by_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,8 +121,7 @@ def test_lstm_pairs_in_json_are_by_role(tmp_path: Path, monkeypatch: pytest.Monk
         "lstm.pt", "--json", "--dry-run", "--pairs", "paper", "--convert-head", "--input", "5x12"
     )
     made = json.loads(done.stdout)
-    jsonschema.validate(made, schema())
-    assert set(made["layers"][0]["pairs"]) == {"ih_l0", "hh_l0"}
+    assert set(made["plan"]["layers"][0]["factors"]) == {"ih_l0", "hh_l0"}
 
 
 @pytest.mark.parametrize("alpha", [1, 2, 3])
@@ -115,7 +131,7 @@ def test_the_paper_s_table_through_the_command(
     monkeypatch.chdir(tmp_path)
     torch.save(build("svgg"), "svgg.pt")
     done = ok("svgg.pt", "--alpha", alpha, "--pairs", "paper", "--json", "--dry-run")
-    after = json.loads(done.stdout)["totals"]["params"]["after"]
+    after = json.loads(done.stdout)["plan"]["params"]["after"]
     assert after == {1: 18798, 2: 50418, 3: 88726}[alpha]
 
 
@@ -142,9 +158,9 @@ def test_a_settings_file_with_rules_and_flags_that_win(mlp: Path) -> None:
         "  - match: '0'\n    pairs: {out: [16, 48], in: [24, 32]}\n    rank: 2\n"
     )
     done = ok(mlp, "--settings", "s.yaml", "--alpha", 1, "--dry-run", "--json")
-    layer = json.loads(done.stdout)["layers"][0]
-    assert layer["pairs"]["out"] == [16, 48]
-    assert layer["rank"] == 2
+    layer = json.loads(done.stdout)["plan"]["layers"][0]
+    assert layer["factors"]["weight"]["out"] == [16, 48]
+    assert layer["factors"]["weight"]["rank"] == 2
     Path("s.yaml").write_text("alpa: 2\n")
     bad = run(mlp, "--settings", "s.yaml", "--dry-run")
     assert bad.exit_code == 1
@@ -189,7 +205,7 @@ def test_a_bad_settings_file_is_told_by_its_path(
 def test_one_word_stands_for_a_list_in_a_settings_file(mlp: Path) -> None:
     Path("s.yaml").write_text("inputs: 768\nexclude: '0'\nconvert_head: true\npairs: paper\n")
     made = json.loads(ok(mlp, "--settings", "s.yaml", "--dry-run", "--json").stdout)
-    assert [layer["action"] for layer in made["layers"]] == ["kept", "replaced"]
+    assert [layer["action"] for layer in made["plan"]["layers"]] == ["kept", "replaced"]
 
 
 def test_reports_in_three_forms(mlp: Path) -> None:
@@ -200,7 +216,7 @@ def test_reports_in_three_forms(mlp: Path) -> None:
     assert "<svg" in page
     full = json.loads(Path("r.json").read_text())
     assert full["verification"]["source_untouched"] is True
-    jsonschema.validate({key: full[key] for key in ("totals", "layers", "verdict")}, schema())
+    jsonschema.validate(full, json.loads(ok("schema").stdout))
     ok(mlp, "--pairs", "paper", "--report", "R.HTML", "--dry-run")
 
 
@@ -250,9 +266,9 @@ def test_quiet_verbose_and_inspect(mlp: Path) -> None:
     again = ok("inspect", "q.pt")
     assert "converted before" in again.stdout
     kept = json.loads(ok("inspect", mlp, "--pairs", "paper", "--json").stdout)
-    assert [layer["action"] for layer in kept["layers"]] == ["replaced", "kept"]
+    assert [layer["action"] for layer in kept["plan"]["layers"]] == ["replaced", "kept"]
     done = json.loads(ok("inspect", mlp, "--pairs", "paper", "--json", "--convert-head").stdout)
-    assert [layer["action"] for layer in done["layers"]] == ["replaced", "replaced"]
+    assert [layer["action"] for layer in done["plan"]["layers"]] == ["replaced", "replaced"]
 
 
 def test_measure_says_how_fast(mlp: Path) -> None:
@@ -426,7 +442,7 @@ def test_the_module_is_the_command(mlp: Path) -> None:
         "paper",
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["layers"][0]["action"] == "replaced"
+    assert json.loads(done.stdout)["plan"]["layers"][0]["action"] == "replaced"
 
 
 def test_inspect_of_weights_alone_and_of_a_folder(

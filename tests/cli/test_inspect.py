@@ -39,7 +39,7 @@ def test_a_transformers_folder_with_its_architecture() -> None:
     _bert().save_pretrained("bert")
     done = run("inspect", "bert", "--arch", "transformers:bert", "--json")
     assert done.exit_code == 0, done.stderr
-    names = [layer["name"] for layer in json.loads(done.stdout)["layers"]]
+    names = [layer["name"] for layer in json.loads(done.stdout)["plan"]["layers"]]
     assert "encoder.layer.1.output.dense" in names
 
 

@@ -113,8 +113,8 @@ def test_a_sweep_s_data_is_split_like_a_conversion_s(mlp: Path) -> None:
     ok(mlp, "--target", "params=0.5", *data, "-o", "s.pt", "--report", "r.json")
     report = json.loads(Path("r.json").read_text())
     assert point["score"] == report["scores"][0]
-    assert point["params"] == report["totals"]["params"]["after"]
-    assert point["error"] == report["estimated_error"]
+    assert point["params"] == report["plan"]["params"]["after"]
+    assert point["error"] == report["plan"]["error"]
 
 
 def test_a_count_is_not_rounded() -> None:

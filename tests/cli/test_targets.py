@@ -155,7 +155,7 @@ def test_an_error_is_kept_on_the_saved_model(mlp: Path, limit: float) -> None:
     words = ("--target", f"error={limit}", "--calibrate", "x.npy", "-o", "small.pt")
     ok(mlp, *words, "--report", "r.json")
     report = json.loads(Path("r.json").read_text())
-    assert 0.5 * limit < report["estimated_error"] <= limit
+    assert 0.5 * limit < report["plan"]["error"] <= limit
     small, x = bp_convert.load("small.pt"), inputs()
     assert count(small) < count(source())
     with torch.no_grad():
@@ -191,7 +191,7 @@ def test_data_makes_a_better_model_of_the_same_size(mlp: Path) -> None:
 def test_a_method_of_low_rank_uses_low_rank_alone(mlp: Path) -> None:
     words = ("--target", "params=0.5", "--method", "svd-data", "--calibrate", "x.npy")
     made = json.loads(ok(mlp, *words, "--dry-run", "--json").stdout)
-    pairs = [layer["pairs"] for layer in made["layers"] if layer["pairs"]]
+    pairs = [one for layer in made["plan"]["layers"] for one in layer["factors"].values()]
     assert pairs
     assert all(pair["out"][1] == 1 and pair["in"][0] == 1 for pair in pairs)
     assert not Path("mlp-bp.pt").exists()
@@ -202,7 +202,7 @@ def test_the_target_of_a_settings_file_holds_and_the_flag_wins(mlp: Path) -> Non
     total = count(source())
     for words, share in (((), 0.5), (("--target", "params=0.3"), 0.3)):
         done = ok(mlp, "--settings", "s.yaml", *words, "--dry-run", "--json")
-        after = json.loads(done.stdout)["totals"]["params"]["after"]
+        after = json.loads(done.stdout)["plan"]["params"]["after"]
         assert 0.9 * share < after / total <= share
 
 
@@ -345,7 +345,7 @@ def test_a_folder_of_images_calibrates_and_scores(cnn: tuple[object, ...]) -> No
     assert report["scores"][0]["examples"] == 10
     assert "20 of 30 examples of photos" in report["calibration"]
     assert "accuracy" in done.stdout
-    total = report["totals"]["params"]
+    total = report["plan"]["params"]
     assert total["after"] <= 0.5 * total["before"]
 
 
@@ -443,10 +443,10 @@ def test_a_plan_edited_by_hand_is_applied_as_edited(mlp: Path, data: tuple[str, 
     twin: Any = small.get_submodule(layer["name"])
     assert twin.factors.rank == 2
     report = json.loads(Path("r.json").read_text())
-    row = next(one for one in report["layers"] if one["name"] == layer["name"])
-    assert row["rank"] == 2
-    assert row["params_after"] == count(twin)
-    assert report["totals"]["params"]["after"] == count(small)
+    row = next(one for one in report["plan"]["layers"] if one["name"] == layer["name"])
+    assert row["factors"]["weight"]["rank"] == 2
+    assert row["params"][1] == count(twin)
+    assert report["plan"]["params"]["after"] == count(small)
     assert bool(report["calibration"]) == bool(data)
 
 

@@ -162,4 +162,4 @@ def test_a_conversion_goes_on_without_them_and_says_so(tmp_path: Path) -> None:
     _, report = bp_convert.convert(model, calibrate=f"{source}?broken=skip", **asked)
     assert "22 of 24 examples" in report.calibration
     assert "2 broken images left out" in report.calibration
-    assert np.isfinite(report.layers[0].fit_error or 0)
+    assert np.isfinite(report.fit_errors.get(report.layers[0].name, 0))

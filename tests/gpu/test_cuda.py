@@ -118,9 +118,9 @@ def test_a_target_is_met_on_the_device(name: str, by_data: bool, targets: tuple[
     here, expected = bp_convert.convert(model, **asked)
     there, report = bp_convert.convert(model.cuda(), **asked)
     assert all(t.is_cuda for t in (*there.parameters(), *there.buffers()))
-    assert report.targets == expected.targets
-    chosen = {one.name: one.pairs for one in expected.layers}
-    assert {one.name: one.pairs for one in report.layers} == chosen
+    assert report.plan.settings.target == expected.plan.settings.target
+    chosen = {one.name: one.factors for one in expected.layers}
+    assert {one.name: one.factors for one in report.layers} == chosen
     assert any(chosen.values())
     x = data[:8]
     with torch.no_grad():

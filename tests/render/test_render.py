@@ -14,58 +14,57 @@ from rich.console import Console
 from bp_convert.render import words
 from bp_convert.render.documents import document, html, markdown
 from bp_convert.render.fold import common, fold, middle
-from bp_convert.render.machine import schema, summary
 from bp_convert.render.numbers import change, percent, short, size
 from bp_convert.render.summary import verdict
 from bp_convert.render.terminal import show
 from bp_convert.render.words import kept, notes
 from bp_convert.values.factors import FactorSpec
-from bp_convert.values.plan import OtherWeights, Totals
-from bp_convert.values.report import Latency, LayerReport, Report, ReportTotals, Verification
+from bp_convert.values.plan import LayerPlan, OtherWeights, Plan, Totals
+from bp_convert.values.report import Latency, Report, Verification
 from bp_convert.values.score import Score
+from bp_convert.values.settings import Settings
 from bp_convert.values.text import as_json
 
 SPEC = FactorSpec(out=(16, 32), inp=(16, 32), rank=2)
 
 
-def _layer(name: str, **change: Any) -> LayerReport:
+def _layer(name: str, **change: Any) -> LayerPlan:
     fields: dict[str, Any] = {
         "name": name,
         "kind": "Linear",
         "action": "replaced",
-        "reason": "",
-        "pairs": {"weight": SPEC},
-        "rank": 2,
-        "params_before": 262_656,
-        "params_after": 3_072,
-        "macs_before": 262_144,
-        "macs_after": 40_960,
-        "fit_error": 0.5,
+        "inputs": (512, 512),
+        "outputs": (512, 512),
+        "factors": {"weight": SPEC},
+        "params": (262_656, 3_072),
+        "macs": (262_144, 40_960),
     }
-    return LayerReport(**{**fields, **change})
+    return LayerPlan(**{**fields, **change})
 
 
-def _kept(name: str, reason: str) -> LayerReport:
-    return _layer(
-        name, action="kept", reason=reason, pairs={}, rank=None, params_after=262_656,
-        fit_error=None,
-    )  # fmt: skip
+def _kept(name: str, reason: str) -> LayerPlan:
+    return _layer(name, action="kept", reason=reason, factors={}, params=(262_656, 262_656))
 
 
-def _report(*layers: LayerReport, **change: Any) -> Report:
-    before = sum(layer.params_before for layer in layers)
-    after = sum(layer.params_after for layer in layers)
-    fields: dict[str, Any] = {
-        "totals": ReportTotals(
-            params=Totals(before=before, after=after),
-            macs=Totals(before=10**9, after=10**8),
-            bytes=Totals(before=4 * before, after=4 * after),
-        ),
-        "layers": layers,
-        "verdict": "",
-        "model": "torchvision.models.resnet.ResNet",
-    }
-    return Report(**{**fields, **change})
+def _report(
+    *layers: LayerPlan, error: float | None = 0.5, others: Any = (), **change: Any
+) -> Report:
+    """Return a report of these layers; ``error`` is the fit error of each that is replaced."""
+    before, after = (sum(layer.params[at] for layer in layers) for at in (0, 1))
+    plan = Plan(
+        model="torchvision.models.resnet.ResNet",
+        fingerprint="",
+        settings=Settings(),
+        inputs=(),
+        layers=layers,
+        others=others,
+        params=Totals(before=before, after=after),
+        macs=Totals(before=10**9, after=10**8),
+        bytes=Totals(before=4 * before, after=4 * after),
+    )
+    plan = plan.model_copy(update=change.pop("plan", {}))
+    errors = {} if error is None else {one.name: error for one in plan.converted}
+    return Report(plan=plan, **{"fit_errors": errors, **change})
 
 
 def _checked(error: float, examples: int = 64) -> Verification:
@@ -103,20 +102,19 @@ def test_names_fold_by_their_numbers_and_shorten_in_the_middle() -> None:
 
 
 def test_layers_that_fare_alike_share_a_row() -> None:
-    rows = fold(
-        (
-            _layer("blocks.0.fc"),
-            _layer("blocks.1.fc", fit_error=0.7),
-            _layer("blocks.2.fc", params_before=5),
-            _kept("blocks.3.fc", "excluded"),
-        )
+    layers = (
+        _layer("blocks.0.fc"),
+        _layer("blocks.1.fc"),
+        _layer("blocks.2.fc", params=(5, 3_072)),
+        _kept("blocks.3.fc", "excluded"),
     )
+    rows = fold(_report(*layers, fit_errors={"blocks.0.fc": 0.5, "blocks.1.fc": 0.7}))
     assert [(row.name, row.count) for row in rows] == [
         ("blocks.{0-1}.fc", 2),
         ("blocks.2.fc", 1),
         ("blocks.3.fc", 1),
     ]
-    assert rows[0].params_before == 2 * 262_656
+    assert rows[0].params == (2 * 262_656, 2 * 3_072)
     assert rows[0].errors == (0.5, 0.7)
 
 
@@ -124,7 +122,7 @@ def test_layers_that_fare_alike_share_a_row() -> None:
 def test_the_table_fits_eighty_columns(every: bool) -> None:
     layers = [
         _layer(f"encoder.layers.encoder_layer_{i}.self_attention.projection", kind="Embedding",
-               pairs={"weight": FactorSpec(out=(4096, 1), inp=(1, 25088), rank=880)}, rank=880)
+               factors={"weight": FactorSpec(out=(4096, 1), inp=(1, 25088), rank=880)})
         for i in range(300)
     ]  # fmt: skip
     report = _report(*layers, _kept("a.b", "prime width 509 has no factor pair"),
@@ -138,7 +136,7 @@ def test_the_table_fits_eighty_columns(every: bool) -> None:
 
 
 def test_user_text_is_not_markup() -> None:
-    text = _text(_report(_layer("blocks[0].fc[/]"), model="a.[bold]Net"))
+    text = _text(_report(_layer("blocks[0].fc[/]"), plan={"model": "a.[bold]Net"}))
     assert "[bold]Net" in text
     assert "blocks[0].fc[/]" in text
 
@@ -193,8 +191,8 @@ def test_weights_without_a_kind_stand_in_every_report() -> None:
     assert one in html(report)
     assert "the model itself: &lt;Net&gt;: 1 parameter" in html(report)
     made = json.loads(document(report, Path("r.json")))
-    assert len(made["others"]) == 51
-    assert made["others"][0]["name"] == "blocks.0.norm"
+    assert len(made["plan"]["others"]) == 51
+    assert made["plan"]["others"][0]["name"] == "blocks.0.norm"
     assert "without a kind" not in _text(_report(_layer("a"))).lower()
 
 
@@ -225,19 +223,19 @@ def test_a_long_reason_hangs_under_itself() -> None:
 
 
 def test_the_verdict_for_each_case() -> None:
-    def said(*layers: LayerReport, **change: Any) -> str:
+    def said(*layers: LayerPlan, **change: Any) -> str:
         return verdict(_report(*layers, **change))
 
-    assert "train it before use" in said(_layer("a", fit_error=0.99), verification=_checked(0.9))
-    assert "Rank 2 keeps 2.0 %" in said(_layer("a", fit_error=0.99), verification=_checked(0.9))
-    assert "usable as it is" in said(_layer("a", fit_error=0.01), verification=_checked(0.001))
-    assert "check its accuracy" in said(_layer("a", fit_error=0.1), verification=_checked(0.05))
-    noise = _layer("a", fit_error=None, notes=("starts from noise: as asked",))
-    assert "starts from noise: train it" in said(noise, verification=_checked(1.0))
+    assert "train it before use" in said(_layer("a"), error=0.99, verification=_checked(0.9))
+    assert "Rank 2 keeps 2.0 %" in said(_layer("a"), error=0.99, verification=_checked(0.9))
+    assert "usable as it is" in said(_layer("a"), error=0.01, verification=_checked(0.001))
+    assert "check its accuracy" in said(_layer("a"), error=0.1, verification=_checked(0.05))
+    noise = _layer("a", notes=("starts from noise: as asked",))
+    assert "starts from noise: train it" in said(noise, error=None, verification=_checked(1.0))
     assert said(_layer("a")).startswith("Saved 99 % of the parameters (263k to 3.07k)")
-    assert said(_layer("a", params_after=10**6)).startswith("Grew by")
-    assert said(_layer("a", params_after=262_656)).startswith("The same number of parameters")
-    assert "was not measured" in said(_layer("a", fit_error=None))
+    assert said(_layer("a", params=(262_656, 10**6))).startswith("Grew by")
+    assert said(_layer("a", params=(262_656, 262_656))).startswith("The same number of parameters")
+    assert "was not measured" in said(_layer("a"), error=None)
     slow = _layer("a", notes=("slower than the dense layer",))
     assert "1 layer is expected to be slower" in said(slow)
     assert "2 layers are expected to be slower" in said(slow, slow)
@@ -258,7 +256,7 @@ def test_the_verdict_for_each_case() -> None:
 )
 def test_no_verdict_from_a_handful(examples: int, words: str) -> None:
     for gap in (2e-4, 0.003, 0.009):
-        said = verdict(_report(_layer("a", fit_error=0.01), verification=_checked(gap, examples)))
+        said = verdict(_report(_layer("a"), error=0.01, verification=_checked(gap, examples)))
         assert words in said
         assert ("usable" in said) == (examples == 16)
         assert ("--evaluate" in said) == (examples < 16)
@@ -296,15 +294,14 @@ def test_json_holds_finite_numbers_only(odd: float) -> None:
         return json.loads(text, parse_constant=refuse)
 
     score = Score(metric="error", before=odd, after=odd, higher_is_better=False, examples=20)
-    report = _report(_layer("a", fit_error=odd), verification=_checked(odd), scores=(score,),
-                     estimated_error=odd, seconds=odd)  # fmt: skip
+    report = _report(_layer("a"), error=odd, verification=_checked(odd), scores=(score,),
+                     plan={"error": odd}, seconds=odd)  # fmt: skip
     made = strict(document(report, Path("r.json")))
-    assert made["layers"][0]["fit_error"] is None
+    assert made["fit_errors"]["a"] == str(odd)
     assert made["verification"]["output_error"] is None
     strict(report.model_dump_json())
-    strict(as_json(summary(report)))
-    jsonschema.validate(strict(as_json(summary(report))), schema())
-    assert "nan %" not in verdict(_report(_layer("a", fit_error=odd)))
+    jsonschema.validate(made, Report.model_json_schema(mode="serialization"))
+    assert "nan %" not in verdict(_report(_layer("a"), error=odd))
     assert strict(as_json({"a": [odd, (odd, 1.5)], "b": {"c": odd}}, None)) == {
         "a": [None, [None, 1.5]], "b": {"c": None},
     }  # fmt: skip

@@ -217,4 +217,4 @@ def test_a_conversion_end_to_end(by_data: bool, monkeypatch: pytest.MonkeyPatch)
             model, target="params=0.5", inputs=["int64:1x9<60"], **asked
         )
         assert all(p.device == THERE for p in small.parameters())
-        assert report.totals.params.ratio <= 0.5
+        assert report.plan.params.ratio <= 0.5

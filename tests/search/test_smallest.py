@@ -86,7 +86,7 @@ def test_a_model_of_the_smallest_layers_meets_its_target(name: str, by_data: boo
     else:
         asked["inputs"] = ["x".join(map(str, data.shape[1:]))]
     small, report = bp_convert.convert(model, target="params=0.97", **asked)
-    assert report.totals.params.after <= 0.97 * report.totals.params.before
+    assert report.plan.params.after <= 0.97 * report.plan.params.before
     assert len(report.layers) == sum(1 for _ in walk(model))
     assert bool(small(data).isfinite().all())
     assert "NaN" not in report.model_dump_json()
