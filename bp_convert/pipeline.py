@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bp_convert.costs import measure as measure_latency
 from bp_convert.counting import check_counts, recount
-from bp_convert.data import Data, Examples, examples_for, held_back
+from bp_convert.data import Data, Examples, Uses, examples_for, split_for
 from bp_convert.errors import PlanError
 from bp_convert.evaluation import Scorer
 from bp_convert.files import Loaded, is_converted, load_model
@@ -47,7 +47,6 @@ from bp_convert.values.settings import Settings
 from bp_convert.values.tensors import TensorSpec
 from bp_convert.verify import fingerprint_of_data, verify
 
-SCORED = 2000  # examples that are scored at most
 # What forward takes: described, or values with the examples on their first axis.
 Inputs = Sequence[TensorSpec | str] | Sequence[Any] | Mapping[str, Any] | Tensor
 BATCHES = (1, 32)  # at which latency is measured where none are named
@@ -210,15 +209,9 @@ def convert(
     before = fingerprint_of_data(model)
     given, sample = _request(model, settings, inputs, asked)
     given = given if plan is None else plan.settings
-    examples = None if calibrate is None else examples_for(model, calibrate, given)
-    scorer = None
-    if evaluate is not None:
-        held_out = held_back(calibrate, evaluate, examples)
-        scorer = Scorer(
-            model,
-            examples_for(model, evaluate, given, part="evaluate", held_out=held_out, count=SCORED),
-            metric,
-        )
+    split = split_for(model, Uses(calibrate, evaluate=evaluate), given)
+    examples = None if split.calibrate is None else split.calibrate.examples
+    scorer = None if split.evaluate is None else Scorer(model, split.evaluate.examples, metric)
     if plan is None:
         plan = make_plan(model, given, examples=examples, given=sample, progress=progress)
     else:

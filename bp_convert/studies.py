@@ -11,7 +11,7 @@ from torch import nn
 
 from bp_convert import pipeline
 from bp_convert.counting import count_params
-from bp_convert.data import Data, examples_for, held_back
+from bp_convert.data import Data, Uses, examples_for, split_for
 from bp_convert.errors import PlanError
 from bp_convert.evaluation import Scorer
 from bp_convert.graph.running import evaluating
@@ -27,6 +27,7 @@ from bp_convert.values.target import Target
 
 SHARES = (0.5, 0.25, 0.1, 0.05)
 MIDDLE = 0.25
+SCORED = 512  # examples that each point is scored on at most
 ERROR = 0.3
 GOOD = 0.01  # share of a metric that a recommended point may lose
 CLOSE = 0.1  # estimated error that a recommended point may have, where nothing is scored
@@ -136,12 +137,9 @@ def sweep(
     """
     start = time.perf_counter()
     settings = settings or Settings()
-    examples = None if calibrate is None else examples_for(model, calibrate, settings)
-    scorer = None
-    if evaluate is not None:
-        held_out = held_back(calibrate, evaluate, examples)
-        scored = examples_for(model, evaluate, settings, part="evaluate", held_out=held_out)
-        scorer = Scorer(model, scored, metric)
+    split = split_for(model, Uses(calibrate, evaluate=evaluate, scored=SCORED), settings)
+    examples = None if split.calibrate is None else split.calibrate.examples
+    scorer = None if split.evaluate is None else Scorer(model, split.evaluate.examples, metric)
     own = settled(settings.method, data=examples is not None)
     methods = [own, *(["svd"] if beside and own != "svd" else [])]
     parsed = [Target.parse(one) if isinstance(one, str) else one for one in targets]

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bp_convert
 from bp_convert import pipeline
-from bp_convert.data import Examples, examples_for, held_back
+from bp_convert.data import Examples, Uses, examples_for, split_for
 from bp_convert.errors import BpConvertError, DataError, PlanError
 from bp_convert.values.settings import Settings
 from bp_convert.values.target import Target
@@ -239,11 +239,12 @@ def test_one_source_never_gives_an_example_to_both(
         one = "x.npy"
         names = {"text": "x.npy", "other text": "./x.npy", "options": tmp_path / "x.npy"}
         two = names.get(form, Path("x.npy"))
-    taken = examples_for(net, one)
+    split = split_for(net, Uses(one, evaluate=two))
+    assert split.calibrate is not None
+    assert split.evaluate is not None
+    taken, scored = split.calibrate.examples, split.evaluate.examples
     assert taken.count == 512
-    held_out = held_back(one, two, taken)
-    assert held_out == 512
-    scored = examples_for(net, two, part="evaluate", held_out=held_out)
+    assert rows(taken) == rows(examples_for(net, one))
     assert scored.count == 88
     assert not set(rows(taken)) & set(rows(scored))
     _, report = bp_convert.convert(net, target="params=0.4", calibrate=one, evaluate=two)
@@ -263,7 +264,9 @@ def test_examples_pass_as_they_are_and_the_seed_chooses() -> None:
     net, x = model(), vectors(40)
     made = examples_for(net, x, count=8)
     assert examples_for(net, made, count=3) is made
-    assert held_back(made, made, made) == 0
+    split = split_for(net, Uses(made, evaluate=made))
+    assert split.evaluate is not None
+    assert split.evaluate.examples is made
     other = examples_for(net, x, Settings(seed=1), count=8)
     assert rows(made) != rows(other)
     assert rows(made) == rows(examples_for(net, x, count=8))

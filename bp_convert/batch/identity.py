@@ -10,6 +10,8 @@ from typing import Any
 
 from bp_convert._version import __version__
 from bp_convert.batch.sources import files_of
+from bp_convert.data.factory import has_parts
+from bp_convert.data.split import is_same
 from bp_convert.values.recipe import Job
 
 # Words and figures beside a result, and how it is reached: not what it is.
@@ -33,7 +35,12 @@ class Identities:
         names = ("model", "arch", "trust", "allow_missing", "tokenizer", "train", "input")
         keys = job.model_dump(mode="json", by_alias=True, include={*names, "seed"})
         own = job.model_copy(update={"calibrate": None, "evaluate": None, "finetune": None})
-        return self._hash({"full": keys, "files": self._files(own)})
+        what = {"full": keys, "files": self._files(own)}
+        learnt = None if job.train is None else job.train.data
+        if learnt and job.evaluate and is_same(learnt, job.evaluate) and not has_parts(learnt):
+            scored = [job.evaluate, job.scored, job.calibrate, job.examples, job.request.seed]
+            what["left out"] = scored
+        return self._hash(what)
 
     def _files(self, job: Job) -> dict[str, str]:
         return {str(path): self._digest(path) for path in files_of(job)}

@@ -15,11 +15,12 @@ from torch import nn
 
 from bp_convert import pipeline
 from bp_convert.batch.build import Made, build
-from bp_convert.batch.examples import calibration, evaluation, fitted_rows, tokenizer_of
+from bp_convert.batch.examples import split_of
 from bp_convert.batch.folders import LOG, Results
 from bp_convert.batch.models import Source, trained_source
 from bp_convert.batch.outcomes import failure, keys_of, words_of
-from bp_convert.batch.train import finetune
+from bp_convert.batch.train import finetune, seeded
+from bp_convert.data import Split
 from bp_convert.errors import BpConvertError
 from bp_convert.evaluation import Scorer
 from bp_convert.faults import Trail, of_the_machine
@@ -33,7 +34,7 @@ from bp_convert.values.progress import Progress
 from bp_convert.values.recipe import Job
 from bp_convert.values.report import Report
 from bp_convert.values.score import Score
-from bp_convert.values.training import Trained
+from bp_convert.values.training import Trained, Training
 
 
 def run_job(
@@ -133,15 +134,18 @@ class _Run:
             arch = None if job.counterpart == "full" else source.arch
             check_writable(source.model, f"model.{job.weights}", arch=arch, trust=job.trust)
         self.progress("reading the examples", 0, 1)
-        examples = calibration(job, source.model)
-        scored = evaluation(job, source.model, examples)
+        learns = not (job.counterpart == "full" and job.train is not None)
+        settings = seeded(job, job.finetune) if learns else None
+        split = split_of(job, source.model, settings)
+        examples = None if split.calibrate is None else split.calibrate.examples
         scorer = None
-        if scored is not None:
+        if split.evaluate is not None:
+            scored = split.evaluate.examples
             self.progress("scoring the full model", 0, 1)
             scorer = Scorer(source.model, scored, job.metric)
         made = build(job, source, examples, self.progress)
         converted = self._score(scorer, made.model)
-        model, trained = self._train(made, source, fitted_rows(job, examples))
+        model, trained = self._train(made, source, settings, split)
         score = converted if trained is None else self._score(scorer, model)
         report = _reported(made.report, converted, trained, score)
         self._write(made, model, source, trained, report)
@@ -169,10 +173,10 @@ class _Run:
         return scorer.score(evaluating(model))
 
     def _train(
-        self, made: Made, source: Source, fitted: tuple[int, ...]
+        self, made: Made, source: Source, settings: Training | None, split: Split
     ) -> tuple[nn.Module, Trained | None]:
         job = self.job
-        if job.finetune is None or (job.counterpart == "full" and job.train is not None):
+        if settings is None:
             return made.model, None
         learn = job.teacher == "source" or (
             job.teacher == "auto" and source.trained and job.request.init == "warm"
@@ -181,9 +185,9 @@ class _Run:
             made.model,
             source.model if learn else None,
             job,
+            settings,
             folder=self.results.training(self.identity),
-            tokenizer=tokenizer_of(job),
-            fitted=fitted,
+            split=split,
             progress=self.progress,
         )
         return evaluating(model), trained

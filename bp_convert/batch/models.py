@@ -11,8 +11,9 @@ import torch
 from filelock import FileLock
 from torch import nn
 
+from bp_convert.batch.examples import split_of
 from bp_convert.batch.folders import Results
-from bp_convert.batch.train import finetune
+from bp_convert.batch.train import finetune, seeded
 from bp_convert.errors import CheckpointError
 from bp_convert.files import arch_factory, load_model, write_text
 from bp_convert.files.atomic import write_all
@@ -97,8 +98,11 @@ def trained_source(job: Job, identity: str, results: Results, progress: Progress
         def tell(words: str, done: int, total: int) -> None:
             progress(f"full model: {words}", done, total)
 
+        settings = seeded(job, job.train)
+        assert settings is not None
+        split = split_of(job, source.model, settings, full=True)
         model, trained = finetune(
-            source.model, None, _seeded(job), folder=folder, tokenizer=job.tokenizer, progress=tell
+            source.model, None, job, settings, folder=folder, split=split, progress=tell
         )
         with results.drafted(f"full-{identity}") as draft:
             state = {name: one.detach().cpu() for name, one in model.state_dict().items()}
@@ -110,11 +114,6 @@ def trained_source(job: Job, identity: str, results: Results, progress: Progress
     done = _cached(home, source)
     assert done is not None
     return done
-
-
-def _seeded(job: Job) -> Job:
-    """Return the job with its training of the full model in the place of the converted one's."""
-    return job.model_copy(update={"finetune": job.train})
 
 
 def _cached(home: Path, source: Source) -> Source | None:

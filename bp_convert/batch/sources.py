@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bp_convert.batch.read import Stated
-from bp_convert.errors import RecipeError
+from bp_convert.data.factory import has_parts
+from bp_convert.data.split import check_apart
+from bp_convert.errors import DataError, RecipeError
 from bp_convert.values.recipe import Job
 
 _NAMES = re.compile(r"[A-Za-z]\w*")  # of data sets that torchvision and others know
@@ -91,34 +93,25 @@ def check_files(stated: Stated) -> None:
 
 
 def check_scores(stated: Stated) -> None:
-    """Refuse a score on what the job trains on.
+    """Refuse to validate on what a job trains on, as far as names alone tell.
 
     Raises:
-        RecipeError: one file is trained and scored on. Named data sets, and folders with parts,
-            have a part for each.
+        RecipeError: one source without parts is learnt and validated on.
     """
-    job = stated.job
-    scored = (job.evaluate or "").partition("?")[0]
-    if not scored or _NAMES.fullmatch(scored) or _in_parts(Path(scored)):
-        return
     for key in ("train", "finetune"):
-        training = getattr(job, key)
-        source = (training.data or "").partition("?")[0] if training is not None else ""
-        if source and Path(source) == Path(scored):
+        training = getattr(stated.job, key)
+        if training is None or not training.data or not isinstance(training.validation, str):
+            continue
+        apart = has_parts(training.data) is not False
+        try:
+            check_apart(training.data, training.validation, training.validation, parts=apart)
+        except DataError as problem:
             raise RecipeError(
-                where=stated.at("evaluate"),
-                found=f"{scored}, which {key} trains on",
-                allowed="examples that nothing is fitted to",
-                fix="split the examples into two files, one to train on and one to score on",
-            )
-
-
-def _in_parts(folder: Path) -> bool:
-    """Return whether a folder has one part to train on and another; so has one that is absent."""
-    marks = ("train", "dataset_dict.json", "Flickr8k.token.txt", "Flickr8k_text")
-    if folder.suffix:
-        return False
-    return not folder.exists() or any((folder / mark).exists() for mark in marks)
+                where=stated.at(f"{key}.validation"),
+                found=f"{training.validation}, which {key} trains on",
+                allowed=problem.allowed,
+                fix=problem.fix,
+            ) from None
 
 
 def _check_arch(stated: Stated, arch: str) -> None:

@@ -145,16 +145,19 @@ def convert(
                 allow_missing=allow_missing,
                 settings=asked if made is None else made.settings,
                 calibrate=calibrate,
-                evaluate=evaluate,
+                evaluate=None if dry_run else evaluate,
                 count=examples or EXAMPLES,
                 tokenizer=tokenizer,
                 training=None if trainer is None else trainer.settings,
+                download=trainer is not None and bool(trainer.beside.get("download")),
+                inputs=() if made is None else made.inputs,
+                device=device,
             )
-            source = pipeline.moved(loaded.model, device)
+            source = data.model
             if file is not None:
                 file.check(source, loaded.arch)
             trail.stage = "reading the examples"
-            given = data.calibration(source)
+            given = data.calibration
             trail.stage = "planning"
             if made is None:
                 made = pipeline.plan(source, asked, calibrate=given, progress=progress)
@@ -165,7 +168,7 @@ def convert(
             if dry_run:
                 result = pipeline.report_of(made, source=loaded.source)
             else:
-                held = data.evaluation(source)
+                held = data.evaluation
                 trail.stage = "converting"
                 small, result = pipeline.convert(
                     source,

@@ -164,7 +164,7 @@ def finetune(
             result_at(goal, trust=trust, force=force, wanted=first) as file,
             progress_shown(trail, quiet=quiet or json_only or not first, left=True) as progress,
         ):
-            from bp_convert.data.tokenizers import tokenizer_in
+            from bp_convert.data.text_lines import tokenizer_in
             from bp_convert.training import finetune as train
             from bp_convert.training import leave
 

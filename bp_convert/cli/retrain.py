@@ -45,12 +45,12 @@ class Trainer:
             small,
             teacher=source,
             settings=self.settings,
-            tokenizer=data.tokenizer,
-            **data.apart(),
+            split=data.split,
             progress=progress,
-            **self.beside,
+            **{key: value for key, value in self.beside.items() if key != "download"},
         )
-        scores = evaluate(source, [model], data.scored, metric) if data.scored is not None else []
+        held = data.evaluation
+        scores = evaluate(source, [model], held, metric) if held is not None else []
         return model, trained(report, done, scores)
 
 

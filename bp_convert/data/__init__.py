@@ -1,19 +1,23 @@
-"""Examples to calibrate on and to evaluate with, from files, folders, loaders and tensors."""
+"""Examples to calibrate on, to train on and to evaluate with, of whatever holds data."""
 
 from __future__ import annotations
 
-from bp_convert.data.door import Data, examples_for, held_back
 from bp_convert.data.examples import Examples
-from bp_convert.data.load import from_loader, from_tensors, load_examples
+from bp_convert.data.factory import Data
+from bp_convert.data.loading import examples_for, from_loader, from_tensors, load_examples
+from bp_convert.data.split import Share, Split, Uses, split_for
 from bp_convert.graph.example import adapt
 
 __all__ = [
     "Data",
     "Examples",
+    "Share",
+    "Split",
+    "Uses",
     "adapt",
     "examples_for",
     "from_loader",
     "from_tensors",
-    "held_back",
     "load_examples",
+    "split_for",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,12 @@ from PIL import Image
 from torch import Tensor
 
 from bp_convert.data import images
-from bp_convert.data.columns import as_labels
-from bp_convert.data.examples import Batch
-from bp_convert.data.fit import LABELS, assign
+from bp_convert.data.arrays import as_labels
+from bp_convert.data.collate import LABELS, assign
+from bp_convert.data.dataset import Item, Part, Rows
+from bp_convert.data.locator import Locator
 from bp_convert.data.pictures import OPTIONS, Pictures
-from bp_convert.data.rows import Part, Rows, chunks
-from bp_convert.data.source import Source
-from bp_convert.data.text import TextLines
+from bp_convert.data.text_lines import TextLines
 from bp_convert.errors import DataError
 from bp_convert.values.tensors import TensorSpec
 
@@ -28,12 +27,16 @@ TEXT = ("text", "sentence", "content")
 
 def is_here(folder: Path) -> bool:
     """Tell whether a folder was written by ``save_to_disk``."""
-    whole = (folder / "dataset_info.json").is_file() and (folder / "state.json").is_file()
-    return whole or (folder / "dataset_dict.json").is_file()
+    return is_whole(folder) or (folder / "dataset_dict.json").is_file()
+
+
+def is_whole(folder: Path) -> bool:
+    """Tell whether a saved set has no parts."""
+    return (folder / "dataset_info.json").is_file() and (folder / "state.json").is_file()
 
 
 def open_set(
-    source: Source, specs: Sequence[TensorSpec], part: Part, tokenizer: str | Path | None
+    source: Locator, specs: Sequence[TensorSpec], part: Part, tokenizer: str | Path | None
 ) -> Rows:
     """Open a saved set: images and text are read as such, other columns as arrays.
 
@@ -61,7 +64,7 @@ def open_set(
         ) from problem
     split = ""
     if isinstance(found, dict):
-        wanted = ["train"] if part == "calibrate" else list(_HELD)
+        wanted = ["train"] if part == "train" else list(_HELD)
         split = next((one for one in wanted if one in found), "")
         if not split:
             raise DataError(
@@ -85,7 +88,7 @@ class _Images(Pictures):
     """A column of images, and one of labels."""
 
     def __init__(
-        self, source: Source, specs: Sequence[TensorSpec], found: Any, column: str, split: str
+        self, source: Locator, specs: Sequence[TensorSpec], found: Any, column: str, split: str
     ) -> None:
         source.admit(OPTIONS)
         super().__init__(source)
@@ -105,12 +108,8 @@ class _Images(Pictures):
         found: list[Image.Image] = self._data[list(rows)][self._column]
         return found
 
-    def labels(self, rows: Sequence[int]) -> Tensor | None:
-        """Return class numbers, or None where there are none."""
-        return None if self._label is None else torch.tensor(self._of(rows, self._label))
-
-    def _of(self, rows: Sequence[int], column: str) -> Any:
-        return self._data.select_columns([column])[list(rows)][column]
+    def _labels_of(self, rows: Sequence[int]) -> Tensor | None:
+        return _numbers(self._data, self._label, rows)
 
 
 class _Lines(TextLines):
@@ -118,7 +117,7 @@ class _Lines(TextLines):
 
     def __init__(
         self,
-        source: Source,
+        source: Locator,
         specs: Sequence[TensorSpec],
         tokenizer: str | Path | None,
         found: Any,
@@ -137,41 +136,42 @@ class _Lines(TextLines):
     def _text(self, row: int) -> str:
         return str(self._data[row][self._column])
 
-    def labels(self, rows: Sequence[int]) -> Tensor | None:
-        """Return class numbers, or None where there are none."""
-        if self._label is None:
-            return None
-        return torch.tensor(self._data.select_columns([self._label])[list(rows)][self._label])
+    def _labels_of(self, rows: Sequence[int]) -> Tensor | None:
+        return _numbers(self._data, self._label, rows)
 
 
-class _Arrays:
+class _Arrays(Rows):
     """Columns of numbers."""
 
-    def __init__(self, source: Source, specs: Sequence[TensorSpec], found: Any, split: str) -> None:
+    def __init__(
+        self, source: Locator, specs: Sequence[TensorSpec], found: Any, split: str
+    ) -> None:
         source.admit(())
         self.split = split
         self._data = found.with_format("torch")
-        self._where = source.where
+        self.where = source.where
         self._inputs, self._label = assign(list(found.features), specs, source.where)
 
     def __len__(self) -> int:
         return len(self._data)
 
-    def read(self, rows: Sequence[int], batch: int) -> Iterator[Batch]:
-        """Read rows in batches."""
-        for part in chunks(rows, batch):
-            found = self._data[list(part)]
-            for name in self._inputs:
-                if not isinstance(found[name], Tensor):
-                    raise DataError(
-                        where=f"{self._where}, {name}",
-                        found="rows of different lengths, or no numbers",
-                        allowed="numbers of one shape in every row",
-                        fix="pad them, or leave the column out",
-                    )
-            args = tuple(found[name] for name, word in self._inputs.items() if word is None)
-            yield args, {w: found[name] for name, w in self._inputs.items() if w is not None}
+    def __getitems__(self, rows: Sequence[int]) -> Item:
+        found = self._data[list(rows)]
+        for name in self._inputs:
+            if not isinstance(found[name], Tensor):
+                raise DataError(
+                    where=f"{self.where}, {name}",
+                    found="rows of different lengths, or no numbers",
+                    allowed="numbers of one shape in every row",
+                    fix="pad them, or leave the column out",
+                )
+        args = tuple(found[name] for name, word in self._inputs.items() if word is None)
+        kwargs = {word: found[name] for name, word in self._inputs.items() if word is not None}
+        return args, kwargs, None if self._label is None else as_labels(found[self._label])
 
-    def labels(self, rows: Sequence[int]) -> Tensor | None:
-        """Return labels, or None where no column holds any."""
-        return None if self._label is None else as_labels(self._data[list(rows)][self._label])
+
+def _numbers(data: Any, column: str | None, rows: Sequence[int]) -> Tensor | None:
+    """Return class numbers, or None where there are none."""
+    if column is None:
+        return None
+    return torch.tensor(data.select_columns([column])[list(rows)][column])

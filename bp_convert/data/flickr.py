@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bp_convert.data.examples import Batch
-from bp_convert.data.rows import Part, chunks
-from bp_convert.data.source import Source
+from bp_convert.data.dataset import Item, Part, Rows, chunks
+from bp_convert.data.locator import Locator
 from bp_convert.errors import DataError
 from bp_convert.values.tensors import TensorSpec
 
@@ -41,7 +40,7 @@ def _texts(folder: Path) -> Path | None:
     return next((one for one in places if (one / TOKENS).is_file()), None)
 
 
-class Captions:
+class Captions(Rows):
     """Every place in every caption is an example.
 
     Args:
@@ -60,12 +59,12 @@ class Captions:
         DataError: features or image lists are missing.
     """
 
-    def __init__(self, source: Source, specs: Sequence[TensorSpec], part: Part) -> None:
+    def __init__(self, source: Locator, specs: Sequence[TensorSpec], part: Part) -> None:
         source.admit(("features", "length", "vocabulary"))
-        self._where = source.where
+        self.where = source.where
         folder = _texts(source.path)
         assert folder is not None
-        self.split = "train" if part == "calibrate" else "dev"
+        self.split = "train" if part == "train" else "dev"
         self._length = int((source.numbers("length") or (LENGTH,))[0])
         size = int((source.numbers("vocabulary") or (8256,))[0])
         captions = _captions(folder / TOKENS)
@@ -99,25 +98,24 @@ class Captions:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def read(self, rows: Sequence[int], batch: int) -> Iterator[Batch]:
+    def __getitems__(self, rows: Sequence[int]) -> Item:
         """Read examples: features (N, 4096) and the words so far (N, length), padded in front."""
-        for part in chunks(rows, batch):
-            tokens = np.full((len(part), self._length), PAD, dtype=np.int64)
-            captions = self._caption(part)
-            for i, (caption, row) in enumerate(zip(captions, part, strict=True)):
-                start = self._offsets[caption]
-                stop = start + row - self._starts[caption] + 1
-                tokens[i, self._length - (stop - start) :] = self._ids[start:stop]
-            features = torch.from_numpy(self._features[self._pictures[captions]]).float()
-            values = (features, torch.from_numpy(tokens))
-            named = list(zip(self._names_of, values, strict=True))
-            yield (
-                tuple(value for name, value in named if name is None),
-                {name: value for name, value in named if name is not None},
-            )
+        tokens = np.full((len(rows), self._length), PAD, dtype=np.int64)
+        captions = self._caption(rows)
+        for i, (caption, row) in enumerate(zip(captions, rows, strict=True)):
+            start = self._offsets[caption]
+            stop = start + row - self._starts[caption] + 1
+            tokens[i, self._length - (stop - start) :] = self._ids[start:stop]
+        features = torch.from_numpy(self._features[self._pictures[captions]]).float()
+        values = (features, torch.from_numpy(tokens))
+        named = list(zip(self._names_of, values, strict=True))
+        return (
+            tuple(value for name, value in named if name is None),
+            {name: value for name, value in named if name is not None},
+            self._labels_of(rows),
+        )
 
-    def labels(self, rows: Sequence[int]) -> Tensor | None:
-        """Return the numbers of the next words."""
+    def _labels_of(self, rows: Sequence[int]) -> Tensor:
         captions = self._caption(rows)
         places = self._offsets[captions] + np.array(rows) - self._starts[captions] + 1
         return torch.from_numpy(self._ids[places].astype(np.int64))
@@ -149,7 +147,7 @@ class Captions:
 
     def _bad(self, found: str, fix: str) -> DataError:
         return DataError(
-            where=self._where,
+            where=self.where,
             found=found,
             allowed="Flickr8k's published files, and features of its images",
             fix=fix,

@@ -12,8 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from bp_convert.data.images import look_for
+from bp_convert.data.locator import Locator
 from bp_convert.data.pictures import OPTIONS, Pictures
-from bp_convert.data.source import Source
 from bp_convert.errors import DataError
 from bp_convert.values.tensors import TensorSpec
 
@@ -39,24 +39,24 @@ class ImageFolder(Pictures):
 
     threads = 8
 
-    def __init__(self, source: Source, specs: Sequence[TensorSpec]) -> None:
+    def __init__(self, source: Locator, specs: Sequence[TensorSpec]) -> None:
         source.admit(OPTIONS)
         super().__init__(source)
-        self._where = source.where
+        self.where = source.where
         folder = source.path
         self.classes = [one.name for one in _visible(folder) if one.is_dir()]
         flat = _images(folder)
         inside = [(file, i) for i, one in enumerate(self.classes) for file in _images(folder / one)]
         if flat and inside:
             raise _bad_folder(
-                self._where,
+                self.where,
                 f"images both in it and in its subfolder {inside[0][0].parent.name}",
                 "move the one or the other away",
             )
         if not flat and not inside:
             deep = next((file for file in folder.rglob("*") if _is_image(file)), None)
             raise _bad_folder(
-                self._where,
+                self.where,
                 "no image" if deep is None else f"images only deeper, such as {deep}",
                 "check the path" if deep is None else f"name the folder {deep.parents[1]}",
             )
@@ -67,8 +67,7 @@ class ImageFolder(Pictures):
     def __len__(self) -> int:
         return len(self._files)
 
-    def labels(self, rows: Sequence[int]) -> Tensor | None:
-        """Return the numbers of the images' classes, or None for a flat folder."""
+    def _labels_of(self, rows: Sequence[int]) -> Tensor | None:
         return None if self._labels is None else self._labels[list(rows)]
 
     def _picture(self, row: int) -> Image.Image:

@@ -10,8 +10,8 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from bp_convert.data.examples import Batch
-from bp_convert.data.source import Source
+from bp_convert.data.dataset import Batch
+from bp_convert.data.locator import Locator
 from bp_convert.errors import DataError
 from bp_convert.values.tensors import TensorSpec
 
@@ -59,7 +59,7 @@ class Look:
 
 
 def look_for(
-    source: Source,
+    source: Locator,
     specs: Sequence[TensorSpec],
     first: Image.Image,
     own: tuple[tuple[float, ...], tuple[float, ...]] | None = None,

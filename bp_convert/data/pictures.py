@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from PIL import Image
 from torch import Tensor
 
-from bp_convert.data.examples import Batch
+from bp_convert.data.dataset import Item, Rows
 from bp_convert.data.images import Look
-from bp_convert.data.rows import chunks
-from bp_convert.data.source import Source
+from bp_convert.data.locator import Locator
 from bp_convert.errors import DataError
 
 OPTIONS = ("mean", "std", "broken")
@@ -20,25 +19,20 @@ NAMED = 8  # broken images that an error names
 PATIENCE = 30.0  # seconds that are spent on finding more of them
 
 
-class Pictures:
+class Pictures(Rows):
     """A source of images.
 
     Args:
         source: with the option ``broken``: ``stop``, or ``skip`` to look at every image once and
             leave the broken ones out.
 
-    Attributes:
-        split: words for the part of a larger set that this is, else empty.
-        broken: rows that are left out.
     """
 
-    split = ""
     threads = 1  # that may look for broken images at a time
-    broken: frozenset[int] = frozenset()
     _look: Look
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, source: Locator) -> None:
+        self._source, self.where = source, source.where
         self._skips = source.options.get("broken", "stop") == "skip"
         if source.options.get("broken", "skip") not in ("stop", "skip"):
             raise DataError(
@@ -48,29 +42,26 @@ class Pictures:
                 fix="write broken=skip to leave broken images out",
             )
 
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    def read(self, rows: Sequence[int], batch: int) -> Iterator[Batch]:
-        """Decode images in batches.
+    def __getitems__(self, rows: Sequence[int]) -> Item:
+        """Decode some images as one batch.
 
         Raises:
             DataError: some of them are broken; it names all that are.
         """
-        for part in chunks(rows, batch):
-            try:
-                pictures = self._pictures(part)
-            except DataError:
-                raise
-            except Exception as problem:
-                raise self._unreadable(part, problem) from problem
-            yield self._look.batch([self._look.tensor(one) for one in pictures])
-
-    def labels(self, rows: Sequence[int]) -> Tensor | None:
-        """Return class numbers, or None where there are none."""
-        raise NotImplementedError
+        try:
+            pictures = self._pictures(rows)
+        except DataError:
+            raise
+        except Exception as problem:
+            raise self._unreadable(rows, problem) from problem
+        args, kwargs = self._look.batch([self._look.tensor(one) for one in pictures])
+        return args, kwargs, self._labels_of(rows)
 
     # What each source says of its images
+
+    def _labels_of(self, rows: Sequence[int]) -> Tensor | None:
+        """Return class numbers, or None where there are none."""
+        raise NotImplementedError
 
     def _picture(self, row: int) -> Image.Image:
         """Decode an image; whatever the decoder raises comes through."""

@@ -13,9 +13,9 @@ from torch import Tensor
 from torchvision import datasets
 
 from bp_convert.data import images
+from bp_convert.data.dataset import Part
+from bp_convert.data.locator import Locator
 from bp_convert.data.pictures import OPTIONS, Pictures
-from bp_convert.data.rows import Part
-from bp_convert.data.source import Source
 from bp_convert.errors import DataError
 from bp_convert.values.tensors import TensorSpec
 
@@ -51,8 +51,8 @@ class VisionSet(Pictures):
         source: its name, with the options ``root`` (the folder that its files lie in, by default
             ``data``), ``mean`` and ``std``; without these, the set's own in ``NORMS``.
         specs: the model's inputs.
-        part: calibration reads the training split, evaluation the test split, or the one for
-            validation where there is no other.
+        part: train reads the training split, test the test split, or the one for validation
+            where there is no other.
         download: let torchvision fetch the files where they are not there; else nothing is
             downloaded.
 
@@ -65,7 +65,7 @@ class VisionSet(Pictures):
 
     def __init__(
         self,
-        source: Source,
+        source: Locator,
         specs: Sequence[TensorSpec],
         part: Part,
         *,
@@ -73,7 +73,7 @@ class VisionSet(Pictures):
     ) -> None:
         source.admit(("root", *OPTIONS))
         super().__init__(source)
-        self._where = source.where
+        self.where = source.where
         root = Path(source.options.get("root", ROOT)).expanduser()
         kind: Any = getattr(datasets, source.name)
         options: dict[str, Any] = {"download": download} if "download" in _parameters(kind) else {}
@@ -82,9 +82,9 @@ class VisionSet(Pictures):
         self.split = ""
         tries: list[dict[str, Any]] = [{}]
         if "train" in _parameters(kind):
-            self.split, tries = part, [{"train": part == "calibrate"}]
+            self.split, tries = part, [{"train": part == "train"}]
         elif "split" in _parameters(kind):
-            words = ["train"] if part == "calibrate" else ["test", "val", "valid"]
+            words = ["train"] if part == "train" else ["test", "val", "valid"]
             self.split, tries = part, [{"split": word} for word in words]
         for attempt in tries:
             try:
@@ -99,8 +99,7 @@ class VisionSet(Pictures):
     def __len__(self) -> int:
         return len(self._data)
 
-    def labels(self, rows: Sequence[int]) -> Tensor | None:
-        """Return class numbers, or None where the set has no classes."""
+    def _labels_of(self, rows: Sequence[int]) -> Tensor | None:
         known = getattr(self._data, "targets", None)
         if known is None or len(known) != len(self._data):
             known = getattr(self._data, "_labels", None)  # where newer sets keep them
@@ -117,7 +116,7 @@ class VisionSet(Pictures):
         return image
 
     def _bad(self, found: str, fix: str) -> DataError:
-        return DataError(where=self._where, found=found, allowed="a data set of images", fix=fix)
+        return DataError(where=self.where, found=found, allowed="a data set of images", fix=fix)
 
     def _missing(self, kind: Any, name: str, root: Path, problem: Exception) -> DataError:
         inside = getattr(kind, "base_folder", None)
@@ -126,7 +125,7 @@ class VisionSet(Pictures):
         home = root / inside if isinstance(inside, str) else root
         text = str(problem).splitlines() or ["no message"]
         return DataError(
-            where=self._where,
+            where=self.where,
             found=f"torchvision cannot read it: {type(problem).__name__}: {text[0]}",
             allowed=f"its files, unpacked, in {home}; nothing is downloaded",
             fix=f"put them there, or name the folder: {name}?root=FOLDER",

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bp_convert.data.code import is_code, load_object
+from bp_convert.data.locator import is_code, load_object
 from bp_convert.errors import DataError
 from bp_convert.evaluation.custom import custom
 from bp_convert.evaluation.outputs import Seen, unusable

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bp_convert.data.examples import Batch
+from bp_convert.data.dataset import Batch
 from bp_convert.errors import DataError
 
 DEGREES = 15.0

@@ -156,6 +156,17 @@ class Engine:
         if self.world > 1:
             self.accelerator.wait_for_everyone()
 
+    @contextlib.contextmanager
+    def first(self, wanted: bool) -> Iterator[None]:
+        """Let the first process alone do something before the others do it too."""
+        if wanted and not self.main:
+            self.wait()
+        try:
+            yield
+        finally:
+            if wanted and self.main:
+                self.wait()
+
     def gathered(self, value: Any) -> list[Any]:
         """Return every process's value."""
         if self.world == 1:

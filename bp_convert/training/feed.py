@@ -7,7 +7,7 @@ processes read, and several processes together see what one would.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from bp_convert.data.columns import ColumnRows
-from bp_convert.data.examples import Batch
-from bp_convert.data.fit import fit_batch
-from bp_convert.data.loader import batched
-from bp_convert.data.rows import Rows
-from bp_convert.errors import BpConvertError, DataError
+from bp_convert.data.arrays import ArrayRows
+from bp_convert.data.collate import fit_batch
+from bp_convert.data.dataset import Item, Rows, Stream
+from bp_convert.data.items import batched, cut_item, users_code
+from bp_convert.data.randomness import Aside, mixed
+from bp_convert.data.share import Share
+from bp_convert.data.split import Split
+from bp_convert.errors import BpConvertError, DataError, TrainingError
 from bp_convert.graph.running import same_draws
 from bp_convert.graph.tree import rows_in
-from bp_convert.training.randomness import Aside, mixed
-from bp_convert.values.tensors import TensorSpec
-
-Change = Callable[[Batch, Sequence[tuple[int, int, int]]], Batch]
+from bp_convert.training import augment
+from bp_convert.values.training import Training
 
 
 @dataclass(frozen=True)
@@ -56,125 +56,149 @@ class Place:
     rank: int = 0
     world: int = 1
 
-    def part(self, total: int) -> tuple[range, float]:
+    def part(self, total: int) -> tuple[slice, float]:
         """Return which of ``total`` examples are this process's, and their share.
 
         Where there are fewer examples than processes, each takes all of them.
         """
         if total < self.world:
-            return range(total), 1.0
+            return slice(0, total), 1.0
         start, stop = (total * i // self.world for i in (self.rank, self.rank + 1))
-        return range(start, stop), (stop - start) * self.world / total
+        return slice(start, stop), (stop - start) * self.world / total
 
 
 class Feed(Protocol):
-    """Where batches come from."""
+    """Where batches come from.
 
-    passes: int | None  # in an epoch; None where that is not known
+    Attributes:
+        passes: in an epoch; None where that is not known.
+        words: how many examples there are.
+    """
+
+    passes: int | None
+    words: str
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Micro]:
         """Yield the passes of an epoch, from the one with the number ``start`` on."""
         ...
 
 
-class RowsFeed:
-    """Rows of a source in a new order each epoch.
+def feeds(
+    split: Split, settings: Training, place: Place, *, pinned: bool = False
+) -> tuple[Feed, Feed | None, str]:
+    """Return what a run learns from, what it validates on, and words on both, which checkpoints
+    have to agree on.
 
     Args:
-        rows: the source.
-        chosen: which of its rows there are to learn from.
-        specs: the model's inputs, which each batch is checked against.
-        batch: examples of one pass, over all processes.
-        seed: of the order.
-        shuffle: take the rows as they come, if False.
-        place: which process this is.
-        workers: processes that read ahead. They share the source with this one; no copy of it is
-            made where processes are forked (Linux).
         pinned: put batches into page-locked memory, for a GPU.
-        change: alters a batch, given the (seed, epoch, row) of each example.
+
+    Raises:
+        TrainingError: epochs are asked for, and nobody knows how long one is.
+        DataError: a loader cannot be augmented.
     """
+    assert split.train is not None
+    learnt = _feed(split.train, settings, place, pinned, shuffle=True)
+    held = split.validate
+    beside = None if held is None else _feed(held, settings, place, pinned, shuffle=False)
+    assert split.train.data is not None
+    words = f"{learnt.words} of {split.train.data.text}"
+    if isinstance(beside, RowsFeed):
+        words += f", validated on {beside.count:,}"
+    return learnt, beside, words
+
+
+def _feed(share: Share, settings: Training, place: Place, pinned: bool, *, shuffle: bool) -> Feed:
+    if isinstance(share.data, Rows):
+        return RowsFeed(share, settings, place, shuffle=shuffle, pinned=pinned)
+    assert share.data is not None
+    found = StreamFeed(share.data, settings, place)
+    if shuffle and found.passes is None and settings.steps is None:
+        raise TrainingError(
+            where=share.data.where,
+            found=f"epochs={settings.epochs:g}, and a loader without a length",
+            allowed="a number of steps",
+            fix="give steps=N instead of epochs",
+        )
+    if shuffle and settings.augment == "paper":
+        raise DataError(
+            where=share.data.where,
+            found="a loader, and augment=paper",
+            allowed="augmentation of sources whose examples have numbers",
+            fix="let the loader augment its images",
+        )
+    return found
+
+
+class RowsFeed:
+    """Rows of a source: those that are learnt in a new order each epoch."""
 
     def __init__(
         self,
-        rows: Rows,
-        chosen: Sequence[int],
-        specs: Sequence[TensorSpec],
+        share: Share,
+        settings: Training,
+        place: Place,
         *,
-        where: str,
-        batch: int,
-        seed: int = 0,
-        shuffle: bool = True,
-        place: Place | None = None,
-        workers: int = 0,
+        shuffle: bool,
         pinned: bool = False,
-        change: Change | None = None,
     ) -> None:
-        self._rows, self._specs, self._where = rows, specs, where
-        self._chosen = torch.as_tensor(chosen, dtype=torch.int64)
-        self._batch, self._seed, self._shuffle = batch, seed, shuffle
-        self._place, self._workers, self._pinned = place or Place(), workers, pinned
-        self._change = change
-        self.count = len(self._chosen)
-        self.passes: int | None = -(-self.count // batch)
+        assert isinstance(share.data, Rows)
+        assert share.rows is not None
+        self._data, self._settings, self._place = share.data, settings, place
+        self._shuffle, self._pinned = shuffle, pinned
+        self._rows = torch.as_tensor(share.rows, dtype=torch.int64)
+        self.count = len(share.rows)
+        self.words = f"{self.count:,} examples"
+        self.passes: int | None = -(-self.count // settings.batch)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Micro]:
         """Yield the passes of an epoch, from the one with the number ``start`` on."""
-        order = self._chosen
+        settings, order = self._settings, self._rows
         if self._shuffle:
-            generator = torch.Generator().manual_seed(mixed(self._seed, number))
+            generator = torch.Generator().manual_seed(mixed(settings.seed, number))
             order = order[torch.randperm(self.count, generator=generator)]
-        parts = list(torch.split(order, self._batch))[start:]
-        places = [self._place.part(len(part)) for part in parts]
-        mine = [
-            part[span.start : span.stop].tolist()
-            for part, (span, _) in zip(parts, places, strict=True)
-        ]
-        table = _Table(self._rows, self._specs, self._where, self._seed, number, self._change)
+        totals, shares, mine = [], [], []
+        for part in torch.split(order, settings.batch)[start:]:
+            span, share = self._place.part(len(part))
+            totals.append(len(part))
+            shares.append(share)
+            mine.append(part[span].tolist())
+        changed = self._shuffle and settings.augment == "paper"
         loader: DataLoader[Any] = DataLoader(
-            table,
+            _Epoch(self._data, settings.seed, number, changed=changed),
             batch_sampler=mine,
-            num_workers=self._workers,
+            num_workers=settings.workers,
             collate_fn=_same,
             pin_memory=self._pinned,
             # Its own, or starting it would move the state that dropout draws from.
             generator=torch.Generator(),
-            multiprocessing_context="fork" if self._workers and sys.platform == "linux" else None,
+            multiprocessing_context="fork"
+            if settings.workers and sys.platform == "linux"
+            else None,
         )
-        for found, part, (_, share) in zip(loader, parts, places, strict=True):
+        for found, total, share in zip(loader, totals, shares, strict=True):
             if isinstance(found, BpConvertError):
                 raise found
-            args, kwargs, labels = found
-            yield Micro(args, kwargs, labels, len(part), share)
+            yield Micro(*found, total, share)
 
 
 def _same(found: Any) -> Any:
     return found
 
 
-class _Table(Dataset[Any]):
-    """Rows of one epoch, as a DataLoader asks for them: a whole batch at once."""
+class _Epoch(Dataset[Any]):
+    """A source in one epoch: each batch is read with draws of its own, checked and augmented."""
 
-    def __init__(
-        self,
-        rows: Rows,
-        specs: Sequence[TensorSpec],
-        where: str,
-        seed: int,
-        epoch: int,
-        change: Change | None,
-    ) -> None:
-        self._rows, self._specs, self._where = rows, specs, where
-        self._seed, self._epoch, self._change = seed, epoch, change
-        self._own = isinstance(rows, ColumnRows)  # no user's code runs in these
+    def __init__(self, data: Rows, seed: int, epoch: int, *, changed: bool) -> None:
+        self._data, self._seed, self._epoch, self._changed = data, seed, epoch, changed
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._data)
 
-    def __getitems__(self, rows: list[int]) -> Any:
+    def __getitems__(self, rows: list[int]) -> Item | BpConvertError:
         """Return (args, kwargs, labels), or the error: one that is raised in a worker comes out
         as something else."""
         try:
-            if self._own:
+            if isinstance(self._data, ArrayRows):  # no user's code runs in these
                 return self._read(rows)
             with same_draws(mixed(self._seed, self._epoch, rows[0])):
                 return self._read(rows)
@@ -182,90 +206,77 @@ class _Table(Dataset[Any]):
             return problem
         except Exception as problem:
             return DataError(
-                where=self._where,
+                where=self._data.where,
                 found=f"it fails with {type(problem).__name__}: {problem}",
                 allowed="data that can be read",
                 fix="mend the data, or the code that reads it",
             )
 
-    def _read(self, rows: list[int]) -> Any:
-        (batch,) = self._rows.read(rows, len(rows))
-        args, kwargs = fit_batch(*batch, self._specs, self._where)
-        labels = self._rows.labels(rows)
-        if self._change is not None:
+    def _read(self, rows: Sequence[int]) -> Item:
+        args, kwargs, labels = self._data.__getitems__(rows)
+        args, kwargs = fit_batch(args, kwargs, self._data.specs, self._data.where)
+        if self._changed:
             keys = [(self._seed, self._epoch, row) for row in rows]
-            args, kwargs = self._change((args, kwargs), keys)
+            args, kwargs = augment.paper((args, kwargs), keys)
         return args, kwargs, labels
 
 
 class StreamFeed:
-    """What can only be read from its start: a DataLoader, an iterable, or what makes one.
+    """What can only be read from its start.
 
     Its own random numbers are drawn from a state of their own, so that reading ahead or again
     changes nothing in the training.
-
-    Args:
-        make: returns the iterable, anew for each epoch.
-        length: passes in an epoch, if that is known.
     """
 
-    def __init__(
-        self,
-        make: Callable[[], Iterable[object]],
-        specs: Sequence[TensorSpec],
-        *,
-        where: str,
-        batch: int,
-        seed: int = 0,
-        place: Place | None = None,
-        length: int | None = None,
-    ) -> None:
-        self._make, self._specs, self._where = make, specs, where
-        self._batch, self._seed, self._place = batch, seed, place or Place()
-        self.passes = length
+    words = "examples"
+
+    def __init__(self, data: Stream, settings: Training, place: Place) -> None:
+        self._data, self._settings, self._place = data, settings, place
+        self.passes = _passes(data.opened, settings.batch)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Micro]:
         """Yield the passes of an epoch; those before ``start`` are read and let go."""
-        aside = Aside(mixed(self._seed, number))
-        with aside:
-            items = batched(iter(self._make()), self._specs, self._where, self._batch)
+        data, settings = self._data, self._settings
+        aside = Aside(mixed(settings.seed, number))
+        with aside, users_code(data.where):
+            items = batched(iter(data), data.specs, data.where, settings.batch)
         index = 0
         while True:
-            with aside:
-                try:
-                    item = next(items, None)
-                except BpConvertError:
-                    raise
-                except Exception as problem:
-                    raise DataError(
-                        where=self._where,
-                        found=f"it fails with {type(problem).__name__}: {problem}",
-                        allowed="a loader that yields batches",
-                        fix="mend the loader; it must run on its own",
-                    ) from problem
+            with aside, users_code(data.where):
+                item = next(items, None)
             if item is None:
                 break
             index += 1
             if index <= start:
                 continue
-            args, kwargs = fit_batch(item[0], item[1], self._specs, self._where)
+            args, kwargs = fit_batch(item[0], item[1], data.specs, data.where)
             total = rows_in((args, kwargs))
             span, share = self._place.part(total)
-            cut = slice(span.start, span.stop)
-            yield Micro(
-                tuple(one[cut] for one in args),
-                {key: one[cut] for key, one in kwargs.items()},
-                None if item[2] is None else item[2][cut],
-                total,
-                share,
-            )
+            yield Micro(*cut_item((args, kwargs, item[2]), span), total, share)
         if index == 0:
             raise DataError(
-                where=self._where,
+                where=data.where,
                 found=f"nothing in epoch {number + 1}",
                 allowed="a loader that can be read from its start again",
                 fix="give a function that makes the loader, or ask for one epoch",
             )
+
+
+def _passes(stream: Any, batch: int) -> int | None:
+    """Return how many passes a stream gives, where its length tells."""
+    try:
+        batches = len(stream)
+    except TypeError:
+        return None
+    if isinstance(stream, DataLoader) and stream.batch_size is not None:
+        size = stream.batch_size
+        try:
+            total = len(stream.dataset)  # type: ignore[arg-type]
+        except TypeError:
+            return batches * -(-size // batch)
+        sizes = [min(size, total - i * size) for i in range(batches)]
+        return sum(-(-one // batch) for one in sizes if one > 0)
+    return batches
 
 
 def groups(micros: Iterator[Micro], size: int) -> Iterator[tuple[list[Micro], bool]]:

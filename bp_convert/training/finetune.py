@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from bp_convert.data.door import specs_of
+from bp_convert.data.randomness import random_state, set_random_state
+from bp_convert.data.split import Split, Uses, split_for
 from bp_convert.errors import TrainingError
 from bp_convert.storage import PLAN_ATTRIBUTE
-from bp_convert.training.material import Reading, material
-from bp_convert.training.randomness import random_state, set_random_state
 from bp_convert.training.run import Run
 from bp_convert.values.explain import validated
 from bp_convert.values.plan import Plan
 from bp_convert.values.progress import Progress
+from bp_convert.values.settings import Settings
 from bp_convert.values.tensors import TensorSpec
 from bp_convert.values.training import Trained, Training
 
@@ -38,6 +38,7 @@ def finetune(
     tokenizer: str | Path | None = None,
     fitted: Collection[int] = (),
     scored: Collection[int] = (),
+    split: Split | None = None,
     progress: Progress | None = None,
     **asked: Any,
 ) -> tuple[nn.Module, Trained]:
@@ -64,6 +65,9 @@ def finetune(
         fitted: rows of ``data`` that the model was calibrated on (``Examples.rows``); they are
             learnt, but not held out: their loss is too low at the start.
         scored: rows of ``data`` that are kept for another score: neither learnt nor held out.
+        split: what is learnt and held out, where that is decided already; ``data``,
+            ``validation``, ``inputs``, ``download``, ``tokenizer``, ``fitted`` and ``scored`` are
+            not looked at then.
         progress: called with words, steps done and their number.
 
     Returns:
@@ -77,7 +81,7 @@ def finetune(
     """
     given = settings_for(settings, asked)
     source = given.data if data is None else data
-    if source is None:
+    if source is None and split is None:
         raise TrainingError(
             where="finetune",
             found="no data",
@@ -94,25 +98,23 @@ def finetune(
     _check_dtypes(model)
     with _own_random(given.seed):
         run = Run(model, teacher, given, folder, resume, progress)
-        specs = _specs(model, inputs)
-        reading = Reading(
-            specs, tokenizer, download, run.engine.place, run.engine.device.type == "cuda"
-        )
-        if download and run.engine.world > 1 and not run.engine.main:
-            run.engine.wait()  # until the first process has it
-        try:
-            read = material(
-                source,
-                given.validation if validation is None else validation,
-                given,
-                reading,
+        if split is None:
+            uses = Uses(
+                learn=source,
+                validation=given.validation if validation is None else validation,
+                order=given.seed,
                 fitted=frozenset(fitted),
-                scored=frozenset(scored),
+                left_out=frozenset(scored),
             )
-        finally:
-            if download and run.engine.main:
-                run.engine.wait()
-        return run.train(read, metric)
+            with run.engine.first(download):
+                split = split_for(
+                    model,
+                    uses,
+                    Settings(inputs=_inputs(model, inputs)),
+                    tokenizer=tokenizer,
+                    download=download and run.engine.main,
+                )
+        return run.train(split, metric)
 
 
 def settings_for(settings: Training | None, asked: dict[str, Any]) -> Training:
@@ -146,13 +148,14 @@ def _own_random(seed: int) -> Iterator[None]:
         set_random_state(before)
 
 
-def _specs(model: nn.Module, inputs: Sequence[TensorSpec | str] | None) -> tuple[TensorSpec, ...]:
+def _inputs(model: nn.Module, inputs: Sequence[TensorSpec | str] | None) -> tuple[TensorSpec, ...]:
+    """Return what a model takes: as described, or as its plan says."""
     if inputs is not None:
-        named = [one if isinstance(one, TensorSpec) else TensorSpec.parse(one) for one in inputs]
-        return specs_of(model, named)
+        return tuple(
+            one if isinstance(one, TensorSpec) else TensorSpec.parse(one) for one in inputs
+        )
     text = getattr(model, PLAN_ATTRIBUTE, None)
-    planned = Plan.model_validate_json(text).inputs if isinstance(text, str) else ()
-    return specs_of(model, planned)
+    return Plan.model_validate_json(text).inputs if isinstance(text, str) else ()
 
 
 def _check_dtypes(model: nn.Module) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bp_convert.data.randomness import random_state, set_random_state
 from bp_convert.training.average import Average
 from bp_convert.training.checkpoints import Checkpoints
 from bp_convert.training.engine import Engine
@@ -19,7 +20,6 @@ from bp_convert.training.judge import Judge, taught, to_device
 from bp_convert.training.loss import Objective
 from bp_convert.training.matching import LayerPairs
 from bp_convert.training.memory import held_by, held_by_optimizer, measured
-from bp_convert.training.randomness import random_state, set_random_state
 from bp_convert.training.trouble import Watchdog, diagnose, diverged
 from bp_convert.training.watch import Watch
 from bp_convert.values.training import Training

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from bp_convert.data.split import Split
 from bp_convert.errors import TrainingError
 from bp_convert.graph.clone import clone, shadow
 from bp_convert.graph.running import evaluating
@@ -17,13 +18,12 @@ from bp_convert.torch_private import forget_compiled
 from bp_convert.training.average import Average
 from bp_convert.training.checkpoints import Checkpoints
 from bp_convert.training.engine import Engine
-from bp_convert.training.feed import Micro
+from bp_convert.training.feed import Feed, Micro, feeds
 from bp_convert.training.groups import make_optimizer, make_schedule
 from bp_convert.training.judge import Judge, metric_for, taught, to_device
 from bp_convert.training.loop import Loop
 from bp_convert.training.loss import Objective, objective_for
 from bp_convert.training.matching import LayerPairs
-from bp_convert.training.material import Material
 from bp_convert.training.memory import estimate
 from bp_convert.training.recompute import recompute, undo
 from bp_convert.training.watch import Watch
@@ -51,18 +51,21 @@ class Run:
         self.notes: list[str] = []
         self.changed: list[nn.Module] = []
 
-    def train(self, read: Material, metric: str | None) -> tuple[nn.Module, Trained]:
+    def train(self, split: Split, metric: str | None) -> tuple[nn.Module, Trained]:
         settings, engine = self.settings, self.engine
-        self.notes += read.notes
+        learnt, held, words = feeds(
+            split, settings, engine.place, pinned=engine.device.type == "cuda"
+        )
+        self.notes += split.notes
         model = clone(self.source)
         teacher = None if self.taught_by is None else self._teacher(self.taught_by)
         engine.place_model(model)
-        objective, micro = self._objective(model, teacher, read)
+        objective, micro = self._objective(model, teacher, learnt)
         self.notes.append(objective.words)
         pairs = self._pairs(model, teacher)
         optimizer = make_optimizer(model, settings)
         expected = self._estimate(micro, teacher)
-        steps = self._steps(read)
+        steps = self._steps(learnt)
         if settings.recompute:
             self.changed = recompute(model)
             if not self.changed:
@@ -74,14 +77,14 @@ class Run:
         engine.prepare(optimizer)
         average = None if settings.ema is None else Average(model, settings.ema)
         judge = None
-        if read.held is not None:
-            judge = Judge(engine, read.held, objective, metric_for(objective, metric), teacher)
-        kept, content = self._checkpoints(read.words)
+        if held is not None:
+            judge = Judge(engine, held, objective, metric_for(objective, metric), teacher)
+        kept, content = self._checkpoints()
         engine.wait()  # until every process has looked into the folder
         loop = Loop(
             engine,
             settings,
-            read.learnt,
+            learnt,
             objective,
             schedule,
             steps,
@@ -91,7 +94,7 @@ class Run:
             average=average,
             watch=Watch(None, self.progress if engine.main else None),
             checkpoints=kept,
-            about=self._about(read.words, steps),
+            about=self._about(words, steps),
         )
         resumed = None
         if content is not None:
@@ -129,10 +132,10 @@ class Run:
         return evaluating(copy)
 
     def _objective(
-        self, model: nn.Module, teacher: nn.Module | None, read: Material
+        self, model: nn.Module, teacher: nn.Module | None, learnt: Feed
     ) -> tuple[Objective, Micro]:
         """Look at one pass to see what the outputs are."""
-        micro = next(iter(read.learnt.epoch(0)))
+        micro = next(iter(learnt.epoch(0)))
         there = to_device(micro, model)
         model.eval()
         try:
@@ -183,13 +186,13 @@ class Run:
             self.progress(f"about {found / 2**20:,.0f} MiB a step", 0, 1)
         return found
 
-    def _steps(self, read: Material) -> int:
+    def _steps(self, learnt: Feed) -> int:
         if self.settings.steps is not None:
             return self.settings.steps
-        each = -(-(read.learnt.passes or 1) // self.settings.accumulate)
+        each = -(-(learnt.passes or 1) // self.settings.accumulate)
         return max(1, round((self.settings.epochs or 1) * each))
 
-    def _checkpoints(self, words: str) -> tuple[Checkpoints | None, dict[str, Any] | None]:
+    def _checkpoints(self) -> tuple[Checkpoints | None, dict[str, Any] | None]:
         if self.folder is None:
             return None, None
         kept = Checkpoints(Path(self.folder), tidy=self.engine.main)

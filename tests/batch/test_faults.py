@@ -118,12 +118,12 @@ FAULTS = {
         "models.py would be run",
         "trust: [models.py]",
     ),
-    "scored on training data": (
-        "arch: models.py:small\ntrust: models.py\nfinetune: {data: models.py, steps: 2}\n"
-        "evaluate: models.py\n",
-        4,
+    "validated on training data": (
+        "arch: models.py:small\ntrust: models.py\n"
+        "finetune:\n  data: models.py\n  validation: models.py\n",
+        5,
         "which finetune trains on",
-        "split the examples",
+        "a tenth is then held out",
     ),
     "key in the matrix and in a job": (
         "arch: bp:svgg\nmatrix: {alpha: [1, 2]}\njobs:\n  - name: one\n    alpha: 3\n",

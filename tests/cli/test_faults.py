@@ -52,7 +52,7 @@ def _broken(*_: Any, **__: Any) -> Any:
 
 BREAKS = {
     "reading the model": (bp_convert.pipeline, "open_model"),
-    "reading the examples": (bp_convert.cli.data.Data, "_load"),
+    "reading the examples": (bp_convert.data, "split_for"),
     "planning": (bp_convert.pipeline, "plan"),
     "converting": (bp_convert.pipeline, "convert"),
     "writing": (bp_convert.proof.result, "save"),
@@ -89,7 +89,7 @@ def test_the_stage_is_named(stage: str, mlp: Path, monkeypatch: pytest.MonkeyPat
         (("cli/app", "pipeline", "verify", "graph/observe"), "verifying"),
         (("cli/app", "pipeline", "costs"), "timing"),
         (("batch/job", "pipeline", "storage", "files/converted"), "writing"),
-        (("batch/job", "training/finetune", "data/load"), "training"),
+        (("batch/job", "training/finetune", "data/factory"), "training"),
         (("pipeline", "files/load", "files/state"), "reading the model"),
         (("pipeline", "elsewhere"), "until then"),
     ],

@@ -475,15 +475,13 @@ def test_a_plan_made_on_data_but_applied_without_is_noted(mlp: Path) -> None:
 def taken(monkeypatch: pytest.MonkeyPatch) -> dict[str, Examples]:
     """What each part of a run was given."""
     found: dict[str, Examples] = {}
-    plain = pipeline.examples_for
+    plain = pipeline.convert
 
-    def watched(model: nn.Module, data: Any, *args: Any, part: str = "calibrate", **kw: Any) -> Any:
-        made = plain(model, data, *args, part=part, **kw)  # type: ignore[arg-type]
-        if not isinstance(data, Examples):
-            found[part] = made
-        return made
+    def watched(*args: Any, **asked: Any) -> Any:
+        found.update({key: asked[key] for key in ("calibrate", "evaluate")})
+        return plain(*args, **asked)
 
-    monkeypatch.setattr(pipeline, "examples_for", watched)
+    monkeypatch.setattr(pipeline, "convert", watched)
     return found
 
 

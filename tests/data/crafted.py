@@ -6,13 +6,16 @@ import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from torch import nn
 
-from bp_convert.data import Examples
+from bp_convert.data import Examples, Uses, split_for
 from bp_convert.errors import DataError
+from bp_convert.values.settings import Settings
 from bp_convert.values.tensors import TensorSpec
 
 
@@ -28,6 +31,17 @@ def refuses(*words: str) -> pytest.RaisesExc[DataError]:
         return all(parts) and all(word in str(problem) for word in words)
 
     return pytest.RaisesExc(DataError, check=has_all)
+
+
+def scored(
+    source: Any, specs: Sequence[TensorSpec], *, taken: int, count: int = 512, **asked: Any
+) -> Examples:
+    """Return what is left to a score where calibration has taken some examples of a source."""
+    uses = Uses(source, taken, evaluate=source, scored=count)
+    settings = Settings(inputs=tuple(specs), seed=asked.pop("seed", 0))
+    split = split_for(nn.Identity(), uses, settings, **asked)
+    assert split.evaluate is not None
+    return split.evaluate.examples
 
 
 def first_column(examples: Examples) -> list[float]:

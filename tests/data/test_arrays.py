@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from bp_convert.data import from_tensors, load_examples
-from tests.data.crafted import first_column, numbered, refuses, spec
+from tests.data.crafted import first_column, numbered, refuses, scored, spec
 
 
 def test_npy_holds_the_inputs(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_tensors_keep_their_order_unless_some_are_chosen() -> None:
     assert some.labels is not None
     assert some.labels.tolist() == first_column(some)
     assert len(set(first_column(some))) == 4
-    last = from_tensors(x, count=4, seed=1, part="evaluate", held_out=4)
+    last = scored(x, [], taken=4, count=4, seed=1)
     assert not set(first_column(last)) & set(first_column(some))
 
 

@@ -12,12 +12,10 @@ from torch import nn
 
 import bp_convert
 from bp_convert.data import Examples, image_folder, load_examples, pictures
-from bp_convert.data.opened import open_source
-from bp_convert.data.source import Source
+from bp_convert.data.factory import open_data
 from bp_convert.errors import DataError
-from bp_convert.training.material import Reading, material
-from bp_convert.values.training import Training
-from tests.data.crafted import first_column, image, refuses, spec
+from tests.data.crafted import first_column, image, refuses, scored, spec
+from tests.training.test_feed import read
 
 SPECS = [spec("1x8x8")]
 
@@ -84,25 +82,23 @@ def test_parts_share_no_image_where_some_are_left_out(tmp_path: Path) -> None:
     source = f"{_folder(tmp_path / 'images', 30, broken)}?broken=skip"
     fitted = load_examples(source, SPECS, count=10)
     assert fitted.count == 10
-    scored = load_examples(source, SPECS, part="evaluate", held_out=10)
-    assert _greys(fitted) & _greys(scored) == set()
-    assert _greys(fitted) | _greys(scored) == set(range(30)) - broken
+    rest = scored(source, SPECS, taken=10)
+    assert _greys(fitted) & _greys(rest) == set()
+    assert _greys(fitted) | _greys(rest) == set(range(30)) - broken
     # Their numbers are those of the whole folder, so that training tells them apart.
     assert fitted.rows is not None
-    rows = open_source(Source.parse(source.partition("?")[0]), SPECS, part="calibrate")
-    (batch,) = list(rows.read(fitted.rows, 10))
-    assert torch.equal(batch[0][0], torch.cat([args[0] for args, _ in fitted.batches]))
+    args, _, _ = open_data(source.partition("?")[0], SPECS).__getitems__(fitted.rows)
+    assert torch.equal(args[0], torch.cat([args[0] for args, _ in fitted.batches]))
 
 
 def test_training_learns_and_validates_on_whole_images_only(tmp_path: Path) -> None:
     broken = {0, 7, 13}
     source = f"{_folder(tmp_path / 'images', 30, broken)}?broken=skip"
-    settings = Training(batch=4)
-    found = material(source, 0.2, settings, Reading(SPECS))
+    found = read(source, 0.2, "1x8x8", batch=4)
     assert (found.learnt.count, found.held.count) == (22, 5)
     assert "3 broken images left out" in found.notes
     other = f"{_folder(tmp_path / 'other', 10, {2})}?broken=skip"
-    beside = material(source, other, settings, Reading(SPECS))
+    beside = read(source, other, "1x8x8", batch=4)
     assert (beside.learnt.count, beside.held.count) == (27, 9)
 
 

@@ -11,8 +11,9 @@ from PIL import Image
 from torchvision import transforms
 
 from bp_convert.data import load_examples
+from bp_convert.data.factory import open_data
 from bp_convert.data.images import IMAGENET
-from tests.data.crafted import fashion, first_column, image, refuses, spec
+from tests.data.crafted import fashion, first_column, image, refuses, scored, spec
 from tests.tolerances import assert_near
 
 
@@ -166,7 +167,7 @@ def test_torchvision_sets_have_a_split_for_each_part(tmp_path: Path) -> None:
     source = f"FashionMNIST?root={tmp_path}&mean=0&std=1"
     train = load_examples(source, [spec("1x28x28")])
     assert sorted(round(255 * v) for v in first_column(train)) == [10, 21, 32, 43]
-    test = load_examples(source, [spec("1x28x28")], part="evaluate", held_out=4)
+    test = scored(source, [spec("1x28x28")], taken=4)
     greys = [round(255 * v) for v in first_column(test)]
     assert sorted(greys) == [101, 112]
     assert test.labels is not None
@@ -182,7 +183,7 @@ def test_a_missing_torchvision_set_says_where_its_files_belong(tmp_path: Path) -
         load_examples(f"CIFAR10?root={tmp_path}", [spec("3x32x32")])
     for name in ("SVHN", "Food101", "Imagenette", "STL10"):
         with refuses(str(tmp_path), "nothing is downloaded"):
-            load_examples(f"{name}?root={tmp_path}", [spec("3x32x32")], part="evaluate")
+            open_data(f"{name}?root={tmp_path}", [spec("3x32x32")], part="test")
     with refuses("options of its own", "FILE.py:LOADER"):
         load_examples(f"EMNIST?root={tmp_path}", [spec("1x28x28")])
     assert list(tmp_path.rglob("*")) == []

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from bp_convert.data import from_loader, load_examples
-from tests.data.crafted import first_column, refuses, spec
+from tests.data.crafted import first_column, refuses, scored, spec
 
 HEAD = """
 import numpy as np, torch
@@ -72,7 +72,7 @@ def test_the_parts_never_meet_and_repeat_themselves(tmp_path: Path, form: str) -
     again = load_examples(source, [spec("3")], count=7, seed=3)
     assert one.digest == again.digest
     assert one.count == 7
-    last = load_examples(source, [spec("3")], count=5, seed=3, part="evaluate", held_out=7)
+    last = scored(source, [spec("3")], taken=7, count=5, seed=3)
     assert sorted(first_column(one) + first_column(last)) == list(range(12))
 
 
@@ -172,7 +172,7 @@ def test_loaders_that_fail(tmp_path: Path, text: str, words: tuple[str, ...]) ->
 def test_a_loader_that_calibration_has_used_up(tmp_path: Path) -> None:
     source = write(tmp_path, FORMS["pairs"])
     with refuses("12 examples", "calibration has used"):
-        load_examples(source, [spec("3")], part="evaluate", held_out=12)
+        scored(source, [spec("3")], taken=12)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

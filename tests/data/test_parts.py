@@ -10,53 +10,60 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.data import adapt, from_loader, from_tensors, load_examples
-from bp_convert.data.rows import pick
-from tests.data.crafted import first_column, numbered, refuses, spec
+from bp_convert.data.factory import tensor_rows
+from bp_convert.data.share import first_rows, last_rows, parted, shuffled
+from tests.data.crafted import first_column, numbered, refuses, scored, spec
+
+
+def order(total: int, seed: int = 0) -> list[int]:
+    """The permutation of a source of so many examples."""
+    return shuffled(tensor_rows(torch.zeros(total, 1), None, (), "data", "data"), seed)
 
 
 @pytest.mark.parametrize("total", [1, 2, 5, 10, 33])
 @pytest.mark.parametrize("count", [1, 4, 10])
 @pytest.mark.parametrize("seed", [0, 7])
 def test_the_parts_never_meet(total: int, count: int, seed: int) -> None:
-    first = pick(total, count=count, seed=seed, part="calibrate", where="data")
+    first = first_rows(order(total, seed), count)
     assert len(set(first)) == min(total, count)
     if count >= total:
+        assert not last_rows(order(total, seed), 4, len(first))
         with refuses("calibration has used"):
-            pick(total, count=4, seed=seed, part="evaluate", held_out=len(first), where="data")
+            scored(torch.zeros(total, 3), [spec("3")], taken=count, count=4, seed=seed)
         return
     for wanted in (1, 3, 100):
-        last = pick(
-            total, count=wanted, seed=seed, part="evaluate", held_out=len(first), where="data"
-        )
+        last = last_rows(order(total, seed), wanted, len(first))
         assert not set(first) & set(last)
         assert len(set(last)) == min(wanted, total - len(first))
 
 
 def test_what_is_held_out_makes_the_difference() -> None:
-    first = pick(10, count=6, seed=0, part="calibrate", where="data")
-    careless = pick(10, count=6, seed=0, part="evaluate", where="data")
-    assert set(first) & set(careless)
+    assert set(first_rows(order(10), 6)) & set(last_rows(order(10), 6, 0))
 
 
 def test_evaluation_takes_from_the_end_whatever_is_held_out() -> None:
-    one = pick(100, count=10, seed=0, part="evaluate", held_out=20, where="data")
-    assert one == pick(100, count=10, seed=0, part="evaluate", held_out=60, where="data")
+    assert last_rows(order(100), 10, 20) == last_rows(order(100), 10, 60)
 
 
 @pytest.mark.parametrize("total", [4, 11, 120, 1000])
 @pytest.mark.parametrize("count", [2, 80, 512])
 def test_what_training_needs_of_the_same_source_is_left_to_it(total: int, count: int) -> None:
-    first = pick(total, count=count, seed=0, part="calibrate", spare=0.1, where="data")
+    first = first_rows(order(total), count, 0.1)
     assert total - len(first) >= 0.1 * total
     assert len(first) == min(count, total - -(-total // 10))
     rest = total - len(first)
-    last = pick(
-        total, count=2000, seed=0, part="evaluate", held_out=len(first), spare=0.1, where="data"
-    )
+    last = last_rows(order(total), 2000, len(first), halved=True)
     assert not set(first) & set(last)
     assert len(last) == (rest + 1) // 2
-    alone = pick(total, count=count, seed=0, part="evaluate", spare=0.0, where="data")
-    assert len(alone) == min(count, (total + 1) // 2)
+    assert len(last_rows(order(total), count, 0, halved=True)) == min(count, (total + 1) // 2)
+
+
+def test_the_choice_is_the_one_of_every_version() -> None:
+    """Results and checkpoints depend on it."""
+    assert first_rows(order(12, 3), 4) == [10, 9, 1, 6]
+    assert last_rows(order(12, 3), 3, 4, halved=True) == [0, 8, 5]
+    learnt, held = parted(12, 0.25, 5, "data", fitted={0, 1, 2}, scored={3})
+    assert (learnt, held) == ([0, 1, 2, 4, 5, 6, 7, 8], [9, 10, 11])
 
 
 def test_examples_know_their_numbers_in_the_source(tmp_path: Path) -> None:
@@ -97,7 +104,7 @@ def test_the_digest_covers_values_names_dtypes_shapes_and_labels() -> None:
 
 def test_bad_numbers_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", numbered(4, 3))
-    for options in ({"count": 0}, {"batch": 0}, {"held_out": -1}):
+    for options in ({"count": 0}, {"batch": 0}):
         with refuses("at least 1"):
             load_examples(tmp_path / "x.npy", [spec("3")], **options)  # type: ignore[arg-type]
 

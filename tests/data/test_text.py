@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bp_convert.data import load_examples
-from tests.data.crafted import refuses, spec, tokenizer
+from tests.data.crafted import refuses, scored, spec, tokenizer
 
 WORDS = [f"w{i}" for i in range(20)]  # w3 has id 5, after [PAD] and [UNK]
 IDS = "input_ids=int64:1x8<22"
@@ -155,7 +155,7 @@ def test_the_parts_never_meet_and_repeat_themselves(tmp_path: Path, cut: Path) -
     options = {"tokenizer": cut, "count": 8}
     one = load_examples(path, [spec(IDS)], **options)  # type: ignore[arg-type]
     again = load_examples(path, [spec(IDS)], **options)  # type: ignore[arg-type]
-    last = load_examples(path, [spec(IDS)], part="evaluate", held_out=8, **options)  # type: ignore[arg-type]
+    last = scored(path, [spec(IDS)], taken=8, count=8, tokenizer=cut)
     assert one.digest == again.digest
     first, second = (
         {i for _, kwargs in part.batches for row in rows(kwargs) for i in row}

@@ -17,9 +17,10 @@ import bp_convert
 from bp_convert.cli.app import app
 from bp_convert.cli.reading import training_from
 from bp_convert.cli.session import TRACEBACK
+from bp_convert.data import Split
 from bp_convert.errors import TrainingError
 from tests.training import runs
-from tests.training.test_material import names
+from tests.training.test_feed import names
 
 
 def run(*words: object) -> Result:
@@ -145,16 +146,18 @@ def test_one_file_for_everything_is_kept_apart(count: int, monkeypatch: pytest.M
     points[:, 0] = range(count)  # the name of each
     np.savez("one.npz", x=points, y=np.arange(count) % 4)
     seen: list[tuple[set[int], set[int], set[int], set[int]]] = []
-    module = sys.modules["bp_convert.training.finetune"]
-    material = module.material
+    module = sys.modules["bp_convert.training.run"]
+    feeds = module.feeds
 
-    def spy(*args: Any, **asked: Any) -> Any:
-        found = material(*args, **asked)
-        learnt, held = (set(names(feed)) for feed in (found.learnt, found.held))
-        seen.append((set(asked["fitted"]), set(asked["scored"]), learnt, held))
+    def spy(split: Split, *args: Any, **asked: Any) -> Any:
+        found = feeds(split, *args, **asked)
+        learnt, held = (set(names(feed)) for feed in found[:2])
+        assert split.calibrate is not None
+        assert split.evaluate is not None
+        seen.append((set(split.calibrate.rows or ()), set(split.evaluate.rows or ()), learnt, held))
         return found
 
-    monkeypatch.setattr(module, "material", spy)
+    monkeypatch.setattr(module, "feeds", spy)
     ok("model.pt", "--rank", 2, "--convert-anyway", "--calibrate", "one.npz", "--evaluate",
        "one.npz", "--finetune", "steps=2", "-o", "small.pt", "--report", "r.json")  # fmt: skip
     ((fitted, scored, learnt, held),) = seen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from bp_convert.data.columns import as_labels
-from bp_convert.data.examples import Batch
-from bp_convert.data.fit import assign
-from bp_convert.data.rows import chunks
-from bp_convert.errors import DataError
-from bp_convert.graph.running import Args, Kwargs
-from bp_convert.graph.tree import rows_in, tensors_in
+from bp_convert.data.arrays import as_labels
+from bp_convert.data.collate import assign
+from bp_convert.data.dataset import Batch, Item, Rows
+from bp_convert.errors import BpConvertError, DataError
+from bp_convert.graph.running import Args
+from bp_convert.graph.tree import tensors_in
 from bp_convert.values.tensors import TensorSpec
-
-Item = tuple[Args, Kwargs, Tensor | None]
 
 
 def is_item(value: object) -> bool:
@@ -127,68 +125,19 @@ def _is_label(value: object) -> bool:
     return isinstance(value, int)
 
 
-class ItemRows:
-    """A data set whose items have numbers; each item is one example."""
+class ItemRows(Rows):
+    """The user's own data set, whose items have numbers; each item is one example."""
 
     def __init__(self, items: Any, specs: Sequence[TensorSpec], where: str) -> None:
-        self._items, self._specs, self._where = items, specs, where
-        self._found: dict[int, Tensor | None] = {}
+        self._items, self.specs, self.where = items, specs, where
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def read(self, rows: Sequence[int], batch: int) -> Iterator[Batch]:
-        """Fetch items and stack them."""
-        for part in chunks(rows, batch):
-            items = [split_item(self._items[row], self._specs, self._where) for row in part]
-            self._found.update((row, one[2]) for row, one in zip(part, items, strict=True))
-            args, kwargs, _ = _stacked(items, self._where)
-            yield args, kwargs
-
-    def labels(self, rows: Sequence[int]) -> Tensor | None:
-        """Return the labels of rows that were read before."""
-        found = [self._found.pop(row) for row in rows]
-        return _joined([None if one is None else one[None] for one in found])
-
-
-def stream(
-    items: Iterable[object],
-    specs: Sequence[TensorSpec],
-    where: str,
-    *,
-    count: int,
-    batch: int,
-    skip: int,
-) -> tuple[list[Batch], Tensor | None, int]:
-    """Take ``count`` examples of an iterable after the first ``skip``, and stop there.
-
-    Items are batches, or single examples where they have the shape of one.
-
-    Returns:
-        Batches, labels, and how many examples were passed over.
-    """
-    batches: list[Batch] = []
-    labels: list[Tensor | None] = []
-    passed = taken = 0
-    for args, kwargs, label in batched(items, specs, where, batch):
-        rows = rows_in((args, kwargs))
-        start = min(rows, skip - passed)
-        stop = min(rows, start + count - taken)
-        if not is_plain((args, kwargs)):  # cannot be cut: taken whole, or passed over
-            start, stop = (rows, rows) if start else (0, rows)
-        passed += start
-        if stop > start:
-            batches.append(
-                (
-                    tuple(_cut(one, start, stop) for one in args),
-                    {key: _cut(one, start, stop) for key, one in kwargs.items()},
-                )
-            )
-            labels.append(None if label is None else label[start:stop])
-            taken += stop - start
-        if taken >= count:
-            break
-    return batches, _joined(labels), passed
+    def __getitems__(self, rows: Sequence[int]) -> Item:
+        with users_code(self.where):
+            items = [split_item(self._items[row], self.specs, self.where) for row in rows]
+            return _stacked(items, self.where)
 
 
 def batched(
@@ -215,12 +164,7 @@ def batched(
         if len({len(one) for one in tensors}) > 1:
             raise _uneven(where, f"tensors of {', '.join(str(len(one)) for one in tensors)} rows")
         for start in range(0, len(tensors[0]), batch):
-            cut = slice(start, start + batch)
-            yield (
-                tuple(one[cut] for one in args),
-                {key: one[cut] for key, one in kwargs.items()},
-                None if label is None else label[cut],
-            )
+            yield cut_item(split, slice(start, start + batch))
     if waiting:
         yield _stacked(waiting, where)
 
@@ -231,8 +175,18 @@ def is_plain(batch: Batch) -> bool:
     return not any(is_structure(v) or isinstance(v, list) for v in (*args, *kwargs.values()))
 
 
-def _cut(value: Any, start: int, stop: int) -> Any:
-    return value[start:stop] if isinstance(value, Tensor) else value
+def cut_item(item: Item, part: slice) -> Item:
+    """Return some examples of a batch; what cannot be cut stays whole."""
+    args, kwargs, label = item
+    return (
+        tuple(_cut(one, part) for one in args),
+        {key: _cut(one, part) for key, one in kwargs.items()},
+        None if label is None else label[part],
+    )
+
+
+def _cut(value: Any, part: slice) -> Any:
+    return value[part] if isinstance(value, Tensor | list) else value
 
 
 def is_single(item: Item, specs: Sequence[TensorSpec]) -> bool:
@@ -250,10 +204,11 @@ def _stacked(items: Sequence[Item], where: str) -> Item:
         kwargs = {key: torch.stack([i[1][key] for i in items]) for key in items[0][1]}
     except (RuntimeError, TypeError, KeyError, ValueError) as problem:
         raise _uneven(where, f"examples that cannot be stacked: {problem}") from problem
-    return args, kwargs, _joined([None if i[2] is None else i[2][None] for i in items])
+    return args, kwargs, joined([None if i[2] is None else i[2][None] for i in items])
 
 
-def _joined(labels: Sequence[Tensor | None]) -> Tensor | None:
+def joined(labels: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the labels of all batches, or None where some have none."""
     present = [one for one in labels if one is not None]
     return as_labels(torch.cat(present)) if present and len(present) == len(labels) else None
 
@@ -265,6 +220,23 @@ def _uneven(where: str, found: str) -> DataError:
         allowed="tensors of one shape, with the same number of examples in each",
         fix="pad or resize the examples in the loader, or let it yield batches",
     )
+
+
+@contextmanager
+def users_code(where: str) -> Iterator[None]:
+    """Turn what the user's own code raises inside ``with`` into a DataError."""
+    try:
+        yield
+    except BpConvertError:
+        raise
+    except Exception as problem:
+        raise DataError(
+            where=where,
+            found=f"it fails with {type(problem).__name__}: {problem}",
+            allowed="a DataLoader, a data set, an iterable, or a function without arguments that "
+            "makes one",
+            fix="mend the loader; it must run on its own",
+        ) from problem
 
 
 def is_stream(value: object) -> bool:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bp_convert.data.examples import Batch
-from bp_convert.data.rows import chunks
-from bp_convert.data.source import Source
+from bp_convert.data.dataset import Item, Rows
+from bp_convert.data.locator import Locator
 from bp_convert.errors import DataError
 from bp_convert.graph.example import OPTIONAL
 from bp_convert.values.tensors import TensorSpec
 
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")  # files that show one
 LENGTH = 128  # tokens of one example, at most
 IDS = "input_ids"
 
 
-class TextLines:
+class TextLines(Rows):
     """A text file with one example a line, optionally followed by a tab and its label.
 
     Labels that are all integers stand for themselves; other ones are numbered in the order of
@@ -39,10 +39,10 @@ class TextLines:
     """
 
     def __init__(
-        self, source: Source, specs: Sequence[TensorSpec], tokenizer: str | Path | None
+        self, source: Locator, specs: Sequence[TensorSpec], tokenizer: str | Path | None
     ) -> None:
         source.admit(("length",))
-        self._where = source.where
+        self.where = source.where
         self._path = source.path
         self._starts: array[int] = array("q")
         self._index()
@@ -53,22 +53,21 @@ class TextLines:
     def __len__(self) -> int:
         return len(self._starts)
 
-    def read(self, rows: Sequence[int], batch: int) -> Iterator[Batch]:
-        """Tokenise lines; each batch (N, T) is padded to its own longest example."""
-        for part in chunks(rows, batch):
-            encoded = self._tokenizer(
-                [self._text(row) for row in part],
-                padding=True,
-                truncation=True,
-                max_length=self._length,
-                return_attention_mask=True,
-                return_tensors="pt",
-            )
-            args = tuple(encoded[key] for key, word in self._names.items() if word is None)
-            yield args, {w: encoded[key] for key, w in self._names.items() if w is not None}
+    def __getitems__(self, rows: Sequence[int]) -> Item:
+        """Tokenise lines; the batch (N, T) is padded to its own longest example."""
+        encoded = self._tokenizer(
+            [self._text(row) for row in rows],
+            padding=True,
+            truncation=True,
+            max_length=self._length,
+            return_attention_mask=True,
+            return_tensors="pt",
+        )
+        args = tuple(encoded[key] for key, word in self._names.items() if word is None)
+        kwargs = {word: encoded[key] for key, word in self._names.items() if word is not None}
+        return args, kwargs, self._labels_of(rows)
 
-    def labels(self, rows: Sequence[int]) -> Tensor | None:
-        """Return the numbers of the lines' labels, or None where no line has one."""
+    def _labels_of(self, rows: Sequence[int]) -> Tensor | None:
         return None if self._labels is None else torch.tensor([self._labels[row] for row in rows])
 
     def _index(self) -> None:
@@ -180,7 +179,7 @@ class TextLines:
                 "the tokenizer does not fit the model: take the one the model was trained with",
             )
 
-    def _limit(self, source: Source) -> int:
+    def _limit(self, source: Locator) -> int:
         own = int(self._tokenizer.model_max_length)  # 1e30 where the tokenizer does not know
         numbers = source.numbers("length")
         if numbers is None:
@@ -194,7 +193,7 @@ class TextLines:
         return int(numbers[0])
 
     def _bad(self, found: str, allowed: str, fix: str) -> DataError:
-        return DataError(where=self._where, found=found, allowed=allowed, fix=fix)
+        return DataError(where=self.where, found=found, allowed=allowed, fix=fix)
 
 
 def _numbered(codes: Sequence[int], known: dict[str, int]) -> list[int]:
@@ -203,3 +202,15 @@ def _numbered(codes: Sequence[int], known: dict[str, int]) -> list[int]:
     order = {name: int(name) if whole else i for i, name in enumerate(sorted(known))}
     final = {code: order[name] for name, code in known.items()}
     return [final[code] for code in codes]
+
+
+def tokenizer_in(model: str | Path | None, arch: str | None) -> Path | None:
+    """Return the folder beside a model, or of its architecture, that holds its tokenizer."""
+    places = [] if model is None else [Path(model)]
+    if arch is not None and arch.startswith("transformers:"):
+        places.append(Path(arch.partition("?")[0].partition(":")[2]))
+    for place in places:
+        folder = place if place.is_dir() else place.parent
+        if any((folder / name).is_file() for name in TOKENIZER):
+            return folder
+    return None

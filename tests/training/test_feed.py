@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +17,38 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchvision import datasets as vision
 
 import bp_convert
-from bp_convert.data import vision_sets
+from bp_convert.data import Uses, split_for, vision_sets
 from bp_convert.data.flickr import compute_features
 from bp_convert.errors import DataError, TrainingError
 from bp_convert.models import build
 from bp_convert.training.augment import augmented, paper
-from bp_convert.training.feed import Micro, Place, RowsFeed, groups
-from bp_convert.training.material import Material, Reading, material
+from bp_convert.training.feed import Micro, Place, RowsFeed, feeds, groups
+from bp_convert.values.settings import Settings
 from bp_convert.values.tensors import TensorSpec
 from bp_convert.values.training import Training
 from tests.data.crafted import fashion, image, refuses, tokenizer
 from tests.training import runs
 
 
+@dataclass
+class Material:
+    """What a run reads."""
+
+    learnt: Any
+    held: Any
+    words: str
+    notes: tuple[str, ...]
+
+
 def read(data: Any, validation: Any = 0.1, *specs: str, **asked: Any) -> Material:
-    reading = Reading(tuple(map(TensorSpec.parse, specs)), asked.pop("tokenizer", None),
-                      asked.pop("download", False), asked.pop("place", Place()))  # fmt: skip
-    return material(data, validation, Training(**asked), reading)
+    inputs = tuple(map(TensorSpec.parse, specs))
+    place = asked.pop("place", Place())
+    parts = {key: asked.pop(key, ()) for key in ("fitted", "left_out")}
+    opening = {key: asked.pop(key) for key in ("tokenizer", "download") if key in asked}
+    settings = Training(**asked)
+    uses = Uses(learn=data, validation=validation, order=settings.seed, **parts)
+    split = split_for(nn.Identity(), uses, Settings(inputs=inputs), **opening)
+    return Material(*feeds(split, settings, place), split.notes)
 
 
 def first(micro: Micro) -> Tensor:
@@ -62,14 +78,7 @@ def test_what_is_held_out_is_never_learnt() -> None:
 
 def test_what_is_scored_is_left_alone_and_what_was_fitted_is_held_out_last() -> None:
     def parts(fitted: range, scored: range, share: float = 0.2) -> tuple[set[int], set[int], str]:
-        found = material(
-            numbered(50),
-            share,
-            Training(),
-            Reading(()),
-            fitted=frozenset(fitted),
-            scored=frozenset(scored),
-        )
+        found = read(numbered(50), share, fitted=fitted, left_out=scored)
         return set(names(found.learnt)), set(names(found.held)), " ".join(found.notes)
 
     learnt, held, notes = parts(range(30), range(40, 50))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bp_convert.data.examples import Batch
+from bp_convert.data.dataset import Batch
 from bp_convert.errors import DataError
 from bp_convert.graph.example import OPTIONAL
 from bp_convert.graph.running import Args, Kwargs

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from bp_convert.data.examples import Batch
+from bp_convert.data.dataset import Item, Rows
 from bp_convert.errors import DataError
 
 
@@ -23,7 +23,7 @@ class Column:
     take: Callable[[Sequence[int]], Tensor]
 
 
-class ColumnRows:
+class ArrayRows(Rows):
     """Columns side by side.
 
     Args:
@@ -44,7 +44,7 @@ class ColumnRows:
         labels: str | None,
         where: str,
     ) -> None:
-        self._columns, self._inputs, self._labels = columns, inputs, labels
+        self._columns, self._inputs, self._labels, self.where = columns, inputs, labels, where
         used = [*inputs, *([] if labels is None else [labels])]
         lengths = {name: columns[name].length for name in used}
         if len(set(lengths.values())) > 1:
@@ -59,20 +59,13 @@ class ColumnRows:
     def __len__(self) -> int:
         return self._length
 
-    def read(self, rows: Sequence[int], batch: int) -> list[Batch]:
-        """Read rows; each column is opened once."""
-        taken = {key: torch.split(self._columns[key].take(rows), batch) for key in self._inputs}
-        return [
-            (
-                tuple(taken[key][i] for key, word in self._inputs.items() if word is None),
-                {word: taken[key][i] for key, word in self._inputs.items() if word is not None},
-            )
-            for i in range(-(-len(rows) // batch))
-        ]
-
-    def labels(self, rows: Sequence[int]) -> Tensor | None:
-        """Return the labels of rows, or None where no array holds labels."""
-        return None if self._labels is None else as_labels(self._columns[self._labels].take(rows))
+    def __getitems__(self, rows: Sequence[int]) -> Item:
+        taken = {key: self._columns[key].take(rows) for key in self._inputs}
+        return (
+            tuple(taken[key] for key, word in self._inputs.items() if word is None),
+            {word: taken[key] for key, word in self._inputs.items() if word is not None},
+            None if self._labels is None else as_labels(self._columns[self._labels].take(rows)),
+        )
 
 
 def as_labels(labels: Tensor) -> Tensor:
@@ -103,7 +96,7 @@ def _tensor(tensor: Tensor) -> Column:
     return Column(len(tensor), lambda rows: tensor[list(rows)])
 
 
-def open_columns(path: Path, where: str) -> dict[str, Column]:
+def open_arrays(path: Path, where: str) -> dict[str, Column]:
     """Open a .npy file (mapped, not read), a .safetensors file (the same) or a .npz file.
 
     Raises:

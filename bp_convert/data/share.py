@@ -1,0 +1,176 @@
+"""What one use gets of a source: the choice of rows, and those rows in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import torch
+
+from bp_convert.data.collate import Accepts
+from bp_convert.data.dataset import Batch, Rows, Stream, empty
+from bp_convert.data.examples import Examples, digest_of, read_rows, read_stream
+from bp_convert.data.randomness import mixed
+from bp_convert.errors import DataError
+from bp_convert.graph.tree import rows_in
+
+EXAMPLES = 512  # that are calibrated on, where the caller does not say
+FRESH = 32  # examples on which a fitted model is compared with its source
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one use gets of a source.
+
+    Attributes:
+        data: the source, opened; None where its examples are given.
+        rows: numbers of the examples; None of a stream.
+        count: of a stream, examples at most; None reads all.
+        skip: of a stream, examples that another use takes before.
+        asked: examples that were asked for.
+        batch: examples of a batch in memory.
+        accepts: tells whether the model runs on another shape than described.
+        others: some rows that no use takes.
+        given: examples that are in memory already.
+    """
+
+    data: Rows | Stream | None
+    rows: tuple[int, ...] | None = None
+    count: int | None = None
+    skip: int = 0
+    asked: int = EXAMPLES
+    batch: int = 32
+    accepts: Accepts | None = None
+    others: tuple[int, ...] = ()
+    given: Examples | None = None
+
+    @cached_property
+    def examples(self) -> Examples:
+        """The examples in memory; read once.
+
+        Raises:
+            DataError: they cannot be read, or do not fit the model.
+        """
+        data = self.data
+        if self.given is not None or data is None:
+            assert self.given is not None
+            return self.given
+        if isinstance(data, Rows):
+            batches, labels = read_rows(data, self.rows or (), self.batch, self.accepts)
+            of = f" of {len(data):,} examples of {data.text}"
+            of += f", {broken_words(len(data.broken))}" if data.broken else ""
+        else:
+            assert self.count is not None
+            batches, labels = read_stream(data, self.count, self.skip, self.batch, self.accepts)
+            of = f" examples of {data.text}"
+        count = sum(rows_in(one) for one in batches)
+        return Examples(
+            tuple(batches),
+            labels,
+            count,
+            f"{count:,}{of}" + (f" ({self.asked:,} asked for)" if count < self.asked else ""),
+            digest_of(batches, labels),
+            self.numbers,
+            partial(_others, data, self.others, self.accepts) if isinstance(data, Rows) else None,
+        )
+
+    @property
+    def numbers(self) -> tuple[int, ...] | None:
+        """Their numbers among those that calibration and training take of the source."""
+        apart = isinstance(self.data, Rows) and self.data.split and self.data.part == "test"
+        return () if apart else self.rows
+
+
+def _others(data: Rows, rows: tuple[int, ...], accepts: Accepts | None) -> Batch | None:
+    """Read some of what is left; None where there is none, or none that can be read."""
+    with suppress(DataError):
+        if rows:
+            return read_rows(data, rows, FRESH, accepts)[0][0]
+    return None
+
+
+def shuffled(data: Rows, seed: int) -> list[int]:
+    """Return the numbers of a source's examples in the order that its seed gives, broken ones left
+    out.
+
+    Raises:
+        DataError: there is none.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    order: list[int] = torch.randperm(len(data), generator=generator).tolist()
+    order = [row for row in order if row not in data.broken]
+    if not order:
+        raise empty(data.where)
+    return order
+
+
+def first_rows(order: Sequence[int], count: int, needed: float = 0.0) -> Sequence[int]:
+    """Return what is calibrated on: the first ``count``, fewer where training needs a share."""
+    kept = round(needed * len(order) + 0.5) if needed else 0
+    return order[: max(1, min(count, len(order) - kept))]
+
+
+def last_rows(
+    order: Sequence[int], count: int, taken: int, *, halved: bool = False
+) -> Sequence[int]:
+    """Return what is scored: the last ``count`` of those after the first ``taken``, and at most
+    half of these where training learns the rest."""
+    rest = order[taken:]
+    most = -(-len(rest) // 2) if halved else len(rest)
+    return rest[len(rest) - min(count, most) :]
+
+
+def parted(
+    total: int,
+    share: float,
+    seed: int,
+    where: str,
+    fitted: Collection[int] = (),
+    scored: Collection[int] = (),
+) -> tuple[list[int], list[int]]:
+    """Choose which rows are learnt and which are held out; nothing but the seed decides.
+
+    Args:
+        fitted: rows that are held out only where too few others are.
+        scored: rows that are neither.
+
+    Raises:
+        DataError: nothing would be left to learn from.
+    """
+    there = total - len(scored)
+    count = max(1, round(share * there))
+    if count >= there:
+        raise DataError(
+            where=where,
+            found=f"{there} examples, of which {count} would be held out for validation",
+            allowed="at least one to learn from",
+            fix="give more data, a smaller validation share, or validation=0",
+        )
+    generator = torch.Generator().manual_seed(mixed(seed, 0x5EED))
+    order: list[int] = torch.randperm(total, generator=generator).tolist()
+    order = [row for row in order if row not in scored]
+    order.sort(key=fitted.__contains__)  # stable: new ones first, in their order
+    return sorted(order[count:]), sorted(order[:count])
+
+
+def broken_words(count: int) -> str:
+    """Say how many images are left out."""
+    return f"{count:,} broken image{'' if count == 1 else 's'} left out"
+
+
+def at_least_one(count: int, batch: int, where: str) -> int:
+    """Return how many examples are asked for.
+
+    Raises:
+        DataError: it is none.
+    """
+    if min(count, batch) < 1:
+        raise DataError(
+            where=where,
+            found=f"count {count}, batch {batch}",
+            allowed="a count and a batch of at least 1",
+            fix="ask for at least one example",
+        )
+    return count

@@ -1,0 +1,343 @@
+"""Which examples each use of a job gets: one rule, computed once, handed down.
+
+Of a source with numbers, one permutation by the seed is cut: calibration takes its start and
+evaluation its end, so that they never meet. Training learns all that is not scored, and holds out
+of it what nothing was fitted to. Of a stream calibration takes the start and evaluation what
+follows; training reads all of it, so that nothing of it can be scored. Published sets bring a part
+for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from bp_convert.data.collate import Accepts
+from bp_convert.data.dataset import Part, Rows, Stream, empty
+from bp_convert.data.examples import Examples, used_up
+from bp_convert.data.factory import open_data
+from bp_convert.data.locator import Locator
+from bp_convert.data.share import (
+    EXAMPLES,
+    FRESH,
+    Share,
+    at_least_one,
+    broken_words,
+    first_rows,
+    last_rows,
+    parted,
+    shuffled,
+)
+from bp_convert.errors import DataError
+from bp_convert.graph.example import SampleInputs, specs_of_batch
+from bp_convert.graph.inputs import bounded, infer_input, runs
+from bp_convert.values.settings import Settings
+from bp_convert.values.tensors import TensorSpec
+from bp_convert.values.training import Training
+
+SCORED = 2000  # examples that are scored at most
+CALIBRATED = "{} of {} validation examples were calibrated on: their loss is low at the start"
+UNSPLIT = "no validation: a loader that is read from its start cannot be split; give validation="
+
+
+@dataclass(frozen=True)
+class Split:
+    """What each use gets, None where there is no such use.
+
+    Attributes:
+        calibrate: what factors are fitted to.
+        train: what is learnt.
+        validate: what a training run is judged by.
+        evaluate: what is scored.
+        notes: what the reader should know.
+    """
+
+    calibrate: Share | None = None
+    train: Share | None = None
+    validate: Share | None = None
+    evaluate: Share | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Uses:
+    """What is asked of data.
+
+    Attributes:
+        calibrate: data to fit to.
+        count: examples of it, at most.
+        fits: whether it is really fitted to; if not, evaluation leaves it out all the same.
+        evaluate: data to score on.
+        scored: examples of it, at most.
+        learn: data to train on.
+        validation: data to validate on, or the share of ``learn`` that is held out; 0 for none.
+        order: seed of what is held out.
+        fitted, left_out: rows of ``learn`` that were calibrated on elsewhere, and that are kept for
+            another score.
+        beside: other data that is learnt, of which evaluation leaves as much.
+    """
+
+    calibrate: Any = None
+    count: int = EXAMPLES
+    fits: bool = True
+    evaluate: Any = None
+    scored: int = SCORED
+    learn: Any = None
+    validation: Any = 0
+    order: int = 0
+    fitted: Collection[int] = ()
+    left_out: Collection[int] = ()
+    beside: tuple[Any, ...] = ()
+
+    def with_training(self, training: Training | None) -> Uses:
+        """Return these uses and those of a training run."""
+        if training is None or training.data is None:
+            return self
+        return replace(
+            self, learn=training.data, validation=training.validation, order=training.seed
+        )
+
+
+def split_for(
+    model: nn.Module,
+    uses: Uses,
+    settings: Settings | None = None,
+    *,
+    inputs: Sequence[TensorSpec] = (),
+    batch: int = 32,
+    tokenizer: str | Path | None = None,
+    download: bool = False,
+) -> Split:
+    """Decide what each use gets; sources are opened, and examples read where they are asked for.
+
+    Args:
+        settings: their ``inputs`` describe what the model takes, inferred where there are none;
+            their ``seed`` chooses.
+        inputs: what the model that is trained takes, where that is known.
+        batch: examples of a batch in memory.
+        tokenizer: folder of the tokenizer, for text.
+        download: let torchvision fetch a data set that is not there.
+
+    Raises:
+        DataError: a source cannot be read or does not fit, or uses cannot be kept apart.
+    """
+    return _Rule(model, uses, settings or Settings(), inputs, batch, tokenizer, download).split()
+
+
+@dataclass(frozen=True)
+class _Rule:
+    model: nn.Module
+    uses: Uses
+    settings: Settings
+    inputs: Sequence[TensorSpec]
+    batch: int
+    tokenizer: str | Path | None
+    download: bool
+
+    def split(self) -> Split:
+        uses, notes = self.uses, []
+        calibrate = evaluate = train = validate = None
+        if uses.calibrate is not None:
+            calibrate = self._taken(uses.calibrate, "train", self._start)
+        if uses.evaluate is not None:
+            same = calibrate is not None and is_same(uses.calibrate, uses.evaluate)
+            taken = _size(calibrate) if same and calibrate is not None else 0
+            evaluate = self._taken(uses.evaluate, "test", partial(self._end, taken=taken))
+        calibrate = calibrate if uses.fits else None
+        if uses.learn is not None:
+            train, validate, notes = self._training(calibrate, evaluate)
+        return Split(calibrate, train, validate, evaluate, tuple(notes))
+
+    # In memory
+
+    @cached_property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        return specs_of(self.model, self.settings.inputs)
+
+    def _taken(self, data: Any, part: Part, cut: Callable[[Rows | Stream], Share]) -> Share:
+        """Open a source and cut a share out of it."""
+        if isinstance(data, Examples):
+            return Share(None, data.rows, given=data)
+
+        def share(specs: Sequence[TensorSpec]) -> Share:
+            return cut(
+                open_data(data, specs, part=part, seed=self.settings.seed, tokenizer=self.tokenizer)
+            )
+
+        if isinstance(data, str | Path | Iterator) or self.settings.inputs:
+            return share(self.specs)
+        try:
+            found = share(self.specs)
+            _ = found.examples
+        except DataError:
+            # What the data looks like says more than a guess, where the model runs on it.
+            with suppress(DataError):
+                found = share(())
+                if runs(self.model, SampleInputs(given=found.examples.batches[0])):
+                    return found
+            raise
+        return found
+
+    def _start(self, data: Rows | Stream) -> Share:
+        """Cut out what is calibrated on: of rows, all but what training and a score need."""
+        uses, count = self.uses, at_least_one(self.uses.count, self.batch, data.where)
+        known = Share(data, None, count, 0, count, self.batch, self._accepts)
+        if isinstance(data, Stream):
+            return known
+        order = shuffled(data, self.settings.seed)
+        needed: float | None = None
+        if uses.learn is not None and is_same(uses.learn, uses.calibrate):
+            needed = uses.validation if isinstance(uses.validation, float) else 0.0
+            if uses.evaluate is not None and is_same(uses.calibrate, uses.evaluate):
+                needed = min(0.5, 2 * needed)
+        rows = first_rows(order, count, needed or 0.0)
+        others = last_rows(order, FRESH, len(rows), halved=needed is not None)
+        return replace(known, rows=tuple(rows), others=tuple(others))
+
+    def _end(self, data: Rows | Stream, taken: int) -> Share:
+        """Cut out what is scored: none of what calibration took, and half where training learns."""
+        count = at_least_one(self.uses.scored, self.batch, data.where)
+        if isinstance(data, Stream):
+            return Share(data, None, count, taken, count, self.batch, self._accepts)
+        order = shuffled(data, self.settings.seed)
+        learnt = (self.uses.learn, *self.uses.beside)
+        shared = any(one is not None and is_same(one, self.uses.evaluate) for one in learnt)
+        if data.split:  # the parts are other examples already
+            taken, shared = 0, False
+        rows = last_rows(order, count, taken, halved=shared)
+        if not rows:
+            raise used_up(data.where, len(order), taken)
+        return Share(data, tuple(rows), None, 0, count, self.batch, self._accepts)
+
+    @cached_property
+    def _accepts(self) -> Accepts:
+        known: dict[tuple[TensorSpec, tuple[int, ...]], bool] = {}
+
+        def accepts(spec: TensorSpec, shape: tuple[int, ...]) -> bool:
+            if (spec, shape) not in known:
+                other = spec.model_copy(update={"shape": shape})
+                known[spec, shape] = runs(
+                    self.model, SampleInputs(tuple(other if s == spec else s for s in self.specs))
+                )
+            return known[spec, shape]
+
+        return accepts
+
+    # Training
+
+    def _training(
+        self, calibrate: Share | None, evaluate: Share | None
+    ) -> tuple[Share, Share | None, list[str]]:
+        uses, notes = self.uses, []
+        specs = self._trained_specs(calibrate)
+        data = self._open(uses.learn, "train", specs)
+        scored, fitted = set(uses.left_out), set(uses.fitted)
+        if evaluate is not None and is_same(uses.learn, uses.evaluate):
+            if evaluate.numbers is None:
+                raise DataError(
+                    where=f"data {uses.evaluate}",
+                    found="the data that is learnt from, which cannot be kept apart from it",
+                    allowed="other examples to score on",
+                    fix="name another source to evaluate on",
+                )
+            scored |= set(evaluate.numbers)
+        if calibrate is not None and is_same(uses.learn, uses.calibrate):
+            fitted |= set(calibrate.rows or ())
+        learnt: Sequence[int] | None = None
+        held = None
+        if isinstance(data, Rows):
+            if data.broken:
+                notes.append(broken_words(len(data.broken)))
+                scored |= data.broken
+            learnt = [row for row in range(len(data)) if row not in scored]
+        if not isinstance(uses.validation, int | float):
+            other = self._open(uses.validation, "test", specs)
+            parts = all(isinstance(one, Rows) and bool(one.split) for one in (data, other))
+            check_apart(uses.learn, uses.validation, other.where, parts=parts)
+            held = _whole(other)
+        elif uses.validation and not isinstance(data, Rows):
+            notes.append(UNSPLIT)
+        elif uses.validation and isinstance(data, Rows):
+            learnt, kept = parted(
+                len(data), float(uses.validation), uses.order, data.where, fitted, scored
+            )
+            held = Share(data, tuple(kept))
+            if known := sum(row in fitted for row in kept):
+                notes.append(CALIBRATED.format(known, len(kept)))
+        if learnt is not None and not learnt:
+            raise empty(data.where)
+        return Share(data, None if learnt is None else tuple(learnt)), held, notes
+
+    def _trained_specs(self, calibrate: Share | None) -> tuple[TensorSpec, ...]:
+        """Return what the model that is trained takes: as its plan will say."""
+        if self.inputs or self.settings.inputs or calibrate is None:
+            return specs_of(self.model, self.inputs) if self.inputs else self.specs
+        seen = specs_of_batch(*calibrate.examples.batches[0])
+        free = tuple(one.model_copy(update={"low": 0, "high": None}) for one in seen)
+        return specs_of(self.model, free)
+
+    def _open(self, data: Any, part: Part, specs: Sequence[TensorSpec]) -> Rows | Stream:
+        return open_data(
+            data,
+            specs,
+            part=part,
+            seed=self.uses.order,
+            tokenizer=self.tokenizer,
+            download=self.download,
+            text="the data given",
+        )
+
+
+def _size(share: Share) -> int:
+    """Return how many examples calibration takes of a source that is scored too."""
+    return (share.count or 0) if share.rows is None else len(share.rows)
+
+
+def _whole(data: Rows | Stream) -> Share:
+    """Return all of a source that can be read."""
+    if isinstance(data, Stream):
+        return Share(data)
+    rows = tuple(row for row in range(len(data)) if row not in data.broken)
+    if not rows:
+        raise empty(data.where)
+    return Share(data, rows)
+
+
+def is_same(one: Any, two: Any) -> bool:
+    """Tell whether two uses take one source."""
+    if isinstance(one, str | Path) and isinstance(two, str | Path):
+        return Locator.parse(one).is_same(Locator.parse(two))
+    return one is two and not isinstance(one, Examples)
+
+
+def check_apart(learnt: Any, validation: Any, where: str, *, parts: bool) -> None:
+    """Refuse to validate on what is learnt.
+
+    Args:
+        parts: whether the source keeps its parts apart by itself.
+
+    Raises:
+        DataError: both are one source without parts.
+    """
+    if (learnt is validation or is_same(learnt, validation)) and not parts:
+        raise DataError(
+            where=where,
+            found="the data that is learnt from",
+            allowed="other examples, or the share that is held out, such as validation=0.1",
+            fix="leave validation out: a tenth is then held out",
+        )
+
+
+def specs_of(model: nn.Module, inputs: Sequence[TensorSpec] = ()) -> tuple[TensorSpec, ...]:
+    """Return what a model takes: as described, or inferred; empty where that is not known.
+
+    Token ids get the bound of the table that they are looked up in, so that a tokenizer of another
+    vocabulary is found out.
+    """
+    return bounded(model, tuple(inputs) or (infer_input(model) or ((), ""))[0])
