@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from bp_convert.batch.build import plan_of
-from bp_convert.batch.examples import calibration
+from bp_convert.batch.examples import tokenizer_of
 from bp_convert.batch.models import open_source
 from bp_convert.batch.outcomes import told
 from bp_convert.batch.read import Stated
 from bp_convert.batch.sources import check_files, check_scores
 from bp_convert.counting import count_params
-from bp_convert.data import Examples
+from bp_convert.data import Examples, examples_for
 from bp_convert.errors import BpConvertError, DataError
 from bp_convert.faults import looked_into, of_the_machine
 from bp_convert.pruning import prune
@@ -145,8 +145,16 @@ def _full_macs(job: Job, model: nn.Module) -> int | None:
 
 
 def _examples(job: Job, model: nn.Module, notes: list[str]) -> Examples | None:
+    if job.calibrate is None or job.counterpart in ("full", "pruned"):
+        return None
     try:
-        return calibration(job, model)
+        return examples_for(
+            model,
+            job.calibrate,
+            job.request,
+            count=job.examples,
+            tokenizer=tokenizer_of(job),
+        )
     except DataError as problem:
         notes.append(f"planned by the weights alone: {problem.where}: {problem.found}")
         return None

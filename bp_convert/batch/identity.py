@@ -35,7 +35,7 @@ class Identities:
         names = ("model", "arch", "trust", "allow_missing", "tokenizer", "train", "input")
         keys = job.model_dump(mode="json", by_alias=True, include={*names, "seed"})
         own = job.model_copy(update={"calibrate": None, "evaluate": None, "finetune": None})
-        what = {"full": keys, "files": self._files(own)}
+        what: dict[str, Any] = {"full": keys, "files": self._files(own)}
         learnt = None if job.train is None else job.train.data
         if learnt and job.evaluate and is_same(learnt, job.evaluate) and not has_parts(learnt):
             scored = [job.evaluate, job.scored, job.calibrate, job.examples, job.request.seed]

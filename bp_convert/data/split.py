@@ -141,12 +141,12 @@ class _Rule:
     download: bool
 
     def split(self) -> Split:
-        uses, notes = self.uses, []
+        uses, notes = self.uses, list[str]()
         calibrate = evaluate = train = validate = None
-        if uses.calibrate is not None:
+        same = uses.evaluate is not None and is_same(uses.calibrate, uses.evaluate)
+        if uses.calibrate is not None and (uses.fits or same):
             calibrate = self._taken(uses.calibrate, "train", self._start)
         if uses.evaluate is not None:
-            same = calibrate is not None and is_same(uses.calibrate, uses.evaluate)
             taken = _size(calibrate) if same and calibrate is not None else 0
             evaluate = self._taken(uses.evaluate, "test", partial(self._end, taken=taken))
         calibrate = calibrate if uses.fits else None

@@ -178,7 +178,8 @@ class RowsFeed:
         for found, total, share in zip(loader, totals, shares, strict=True):
             if isinstance(found, BpConvertError):
                 raise found
-            yield Micro(*found, total, share)
+            args, kwargs, labels = found
+            yield Micro(args, kwargs, labels, total, share)
 
 
 def _same(found: Any) -> Any:
@@ -252,7 +253,8 @@ class StreamFeed:
             args, kwargs = fit_batch(item[0], item[1], data.specs, data.where)
             total = rows_in((args, kwargs))
             span, share = self._place.part(total)
-            yield Micro(*cut_item((args, kwargs, item[2]), span), total, share)
+            args, kwargs, labels = cut_item((args, kwargs, item[2]), span)
+            yield Micro(args, kwargs, labels, total, share)
         if index == 0:
             raise DataError(
                 where=data.where,
