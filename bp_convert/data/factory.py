@@ -83,15 +83,15 @@ def open_data(
 def has_parts(data: str | Path) -> bool | None:
     """Tell whether a source keeps what is learnt and what is scored apart by itself; None where
     opening it has to tell."""
-    from bp_convert.data import disk_sets, flickr
+    from bp_convert.data import disk_sets
 
     locator = Locator.parse(data)
     if is_code(locator.name):
         return None
     path = locator.path
     if path.is_dir():
-        known = disk_sets.is_here(path) or flickr.is_here(path)
-        return _half(path, "train") is not None or (known and not disk_sets.is_whole(path))
+        saved = disk_sets.is_here(path) and not disk_sets.is_whole(path)
+        return saved or _half(path, "train") is not None
     return not path.exists()  # a data set by name
 
 
@@ -136,13 +136,11 @@ def _open_folder(
     locator: Locator, specs: Sequence[TensorSpec], part: Part, tokenizer: str | Path | None
 ) -> Rows:
     """Open a folder: a published layout that is known, or images."""
-    from bp_convert.data import disk_sets, flickr
+    from bp_convert.data import disk_sets
     from bp_convert.data.image_folder import ImageFolder
 
     if disk_sets.is_here(locator.path):
         return disk_sets.open_set(locator, specs, part, tokenizer)
-    if flickr.is_here(locator.path):
-        return flickr.Captions(locator, specs, part)
     half = _half(locator.path, part)
     if half is None:
         return ImageFolder(locator, specs)

@@ -13,8 +13,7 @@ from bp_convert.scripts import MEND, private_name, run_script
 
 FORMS = (
     "a folder of images (class subfolders give labels; train and val subfolders are kept apart), "
-    "a folder that datasets' save_to_disk or Flickr8k's archives made, a .npy, .npz, .safetensors "
-    "or .txt file, "
+    "a folder that datasets' save_to_disk made, a .npy, .npz, .safetensors or .txt file, "
     "FILE.py:LOADER, or the name of a torchvision data set such as FashionMNIST; options follow "
     "a question mark, as in images?mean=0.5&std=0.5, images?broken=skip or FashionMNIST?root=data"
 )

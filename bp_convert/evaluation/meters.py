@@ -15,7 +15,7 @@ from torch import Tensor
 from bp_convert.data.locator import is_code, load_object
 from bp_convert.errors import DataError
 from bp_convert.evaluation.custom import custom
-from bp_convert.evaluation.outputs import Seen, unusable
+from bp_convert.evaluation.outputs import Seen, token_ids, unusable
 
 METRICS = "accuracy, topK (such as top5), perplexity, cosine, error or FILE.py:METRIC"
 
@@ -138,7 +138,7 @@ class Perplexity:
 
     def update(self, seen: Seen) -> None:
         """Compare outputs (N, T, V) with the input ids (N, T) one step on; padding is left out."""
-        outputs, ids = seen.outputs, _ids(seen)
+        outputs, ids = seen.outputs, token_ids(seen.args, seen.kwargs)
         if ids is None or outputs.dim() != 3 or outputs.shape[:2] != ids.shape:
             raise unusable(
                 f"outputs of shape {tuple(outputs.shape)}"
@@ -168,16 +168,6 @@ class Perplexity:
             )
         mean = self._sum / self._count
         return math.exp(mean) if mean < 709 else math.inf
-
-
-def _ids(seen: Seen) -> Tensor | None:
-    """Return the token ids among the inputs: the first that are integers (N, T)."""
-    named = {"input_ids": seen.kwargs.get("input_ids"), **seen.kwargs}
-    named.pop("attention_mask", None)
-    for one in [*named.values(), *seen.args]:
-        if isinstance(one, Tensor) and one.dim() == 2 and not one.is_floating_point():
-            return one
-    return None
 
 
 class Cosine:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bp_convert.calibration.tap import token_mask
 from bp_convert.data import adapt
 from bp_convert.errors import DataError
 from bp_convert.graph.running import Args, Kwargs, in_mode, quiet_forward, run, same_draws
@@ -108,8 +109,18 @@ class Seen:
         self.raw, self.args, self.kwargs = raw, args, kwargs
         self.labels, self.reference = labels, reference
         self.outputs = main_output(raw, rows_in((args, kwargs)))
-        mask = kwargs.get("attention_mask")
-        self.mask = mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
+        mask = token_mask((args, kwargs))
+        self.mask = None if mask is None else mask.bool()
+
+
+def token_ids(args: Args, kwargs: Kwargs) -> Tensor | None:
+    """Return the token ids among the inputs: the first that are integers (N, T)."""
+    named = {"input_ids": kwargs.get("input_ids"), **kwargs}
+    named.pop("attention_mask", None)
+    for one in [*named.values(), *args]:
+        if isinstance(one, Tensor) and one.dim() == 2 and not one.is_floating_point():
+            return one
+    return None
 
 
 def unusable(found: str, allowed: str, fix: str) -> DataError:

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from bp_convert.training.engine import leave
-from bp_convert.training.finetune import finetune, settings_for
+from bp_convert.training.finetuning import finetune, settings_for
 
 __all__ = ["finetune", "leave", "settings_for"]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim.swa_utils import get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from bp_convert.training.engine import as_shard
 
@@ -22,46 +22,48 @@ class Average:
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._values: list[Tensor] = [p.detach().clone() for p in self._parameters]
-        self._step: Any = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+        self._live = nn.ParameterList(p for p in model.parameters() if p.requires_grad)
+        self._kept: Any = AveragedModel(
+            self._live,
+            multi_avg_fn=get_ema_multi_avg_fn(decay),  # type: ignore[no-untyped-call]
+        )
+        self._kept.n_averaged.fill_(1)  # it starts from these weights, not from the next
 
-    @torch.no_grad()
     def update(self) -> None:
         """Take the weights of a step in."""
-        self._step(self._values, [p.detach() for p in self._parameters], None)
+        self._kept.update_parameters(self._live)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Let the model have the average inside ``with``."""
-        kept = [p.detach().clone() for p in self._parameters]
-        self._put(self._values)
+        before = [p.detach().clone() for p in self._live]
+        self.put()
         try:
             yield
         finally:
-            self._put(kept)
+            _copy(before, self._live)
 
     def put(self) -> None:
         """Let the model have the average for good."""
-        self._put(self._values)
+        _copy(self._kept.parameters(), self._live)
 
     @property
     def held(self) -> int:
         """Bytes of the averages."""
-        return sum(one.numel() * one.element_size() for one in self._values)
-
-    @torch.no_grad()
-    def _put(self, values: list[Tensor]) -> None:
-        for parameter, value in zip(self._parameters, values, strict=True):
-            parameter.copy_(value)
+        return sum(one.numel() * one.element_size() for one in self._kept.parameters())
 
     def state(self) -> list[Tensor]:
         """Return copies of the averages, on the CPU and whole."""
-        whole = [v.full_tensor() if isinstance(v, DTensor) else v for v in self._values]
-        return [one.detach().cpu().clone() for one in whole]
+        kept = [one.detach() for one in self._kept.parameters()]
+        return [(v.full_tensor() if isinstance(v, DTensor) else v).cpu().clone() for v in kept]
 
-    @torch.no_grad()
     def load(self, state: list[Tensor]) -> None:
         """Put averages back."""
-        for mine, value in zip(self._values, state, strict=True):
-            mine.copy_(as_shard(value, mine))
+        kept = list(self._kept.parameters())
+        _copy((as_shard(one, like) for one, like in zip(state, kept, strict=True)), kept)
+
+
+@torch.no_grad()
+def _copy(values: Iterable[Tensor], places: Iterable[Tensor]) -> None:
+    for value, place in zip(values, places, strict=True):
+        place.copy_(value)

@@ -15,11 +15,18 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from bp_convert.errors import TrainingError
 from bp_convert.training.feed import Place
 from bp_convert.values.training import Training
+
+WHOLE = StateDictOptions(full_state_dict=True)  # each process gives all of a state
 
 
 class Engine:
@@ -183,14 +190,12 @@ class Engine:
         """Return the model's whole state, on the CPU, as a copy; every process takes part."""
         return _on_cpu(self.bare.state_dict())
 
-    @torch.no_grad()
     def set_weights(self, state: dict[str, Any]) -> None:
         """Put a whole state into the model."""
-        if not self.sharded:
+        if self.sharded:
+            set_model_state_dict(self.inner, state, options=WHOLE)
+        else:
             self.bare.load_state_dict(state)
-            return
-        for name, mine in self.inner.state_dict().items():
-            mine.copy_(as_shard(state[name], mine))
 
     def optimizer_state(self) -> dict[str, Any]:
         """Return the optimiser's whole state, on the CPU; every process takes part."""
@@ -199,18 +204,18 @@ class Engine:
     def set_optimizer_state(self, state: dict[str, Any]) -> None:
         """Put a whole state into the optimiser."""
         if self.sharded:
-            parameters = [p for g in self.raw_optimizer.param_groups for p in g["params"]]
-            parts = {
-                index: {
-                    key: as_shard(value, parameters[index])
-                    if isinstance(value, Tensor) and value.shape == parameters[index].shape
-                    else value
-                    for key, value in one.items()
-                }
-                for index, one in state["state"].items()
-            }
-            state = {**state, "state": parts}
-        self.raw_optimizer.load_state_dict(state)
+            names = {id(p): name for name, p in self.inner.named_parameters()}
+            groups = self.raw_optimizer.param_groups
+            order = [names[id(p)] for group in groups for p in group["params"]]
+            named = [
+                {**one, "params": [order[i] for i in one["params"]]}
+                for one in state["param_groups"]
+            ]
+            parts = {order[i]: one for i, one in state["state"].items()}
+            state = {"state": parts, "param_groups": named}
+            set_optimizer_state_dict(self.inner, self.raw_optimizer, state, options=WHOLE)
+        else:
+            self.raw_optimizer.load_state_dict(state)
 
     @property
     def bare(self) -> nn.Module:

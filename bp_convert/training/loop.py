@@ -16,12 +16,12 @@ from bp_convert.training.average import Average
 from bp_convert.training.checkpoints import Checkpoints
 from bp_convert.training.engine import Engine
 from bp_convert.training.feed import Feed, Micro, groups
-from bp_convert.training.judge import Judge, taught, to_device
 from bp_convert.training.loss import Objective
 from bp_convert.training.matching import LayerPairs
 from bp_convert.training.memory import held_by, held_by_optimizer, measured
+from bp_convert.training.run_log import RunLog
 from bp_convert.training.trouble import Watchdog, diagnose, diverged
-from bp_convert.training.watch import Watch
+from bp_convert.training.validation import Validation, taught, to_device
 from bp_convert.values.training import Training
 
 ENOUGH = "all steps done"
@@ -62,20 +62,25 @@ class Loop:
         schedule: Any,
         steps: int,
         *,
-        judge: Judge | None,
+        validation: Validation | None,
         teacher: nn.Module | None,
         pairs: LayerPairs | None,
         average: Average | None,
-        watch: Watch,
+        log: RunLog,
         checkpoints: Checkpoints | None,
         about: Mapping[str, Any],
     ) -> None:
         self.engine, self.settings, self.feed = engine, settings, feed
         self.objective, self.schedule, self.steps = objective, schedule, steps
-        self.judge, self.teacher, self.pairs, self.average = judge, teacher, pairs, average
-        self.watch, self.checkpoints, self.about = watch, checkpoints, dict(about)
+        self.validation, self.teacher, self.pairs, self.average = (
+            validation,
+            teacher,
+            pairs,
+            average,
+        )
+        self.log, self.checkpoints, self.about = log, checkpoints, dict(about)
         self.state = State()
-        self.watchdog = Watchdog()
+        self.logdog = Watchdog()
         self.peak: int | None = None
         self._written = time.monotonic()
         self._first = -1  # the first step of this part of the run
@@ -91,11 +96,11 @@ class Loop:
         state, start = self.state, time.monotonic()
         earlier = state.seconds
         self._first = state.step
-        if state.step == 0 and self.judge is not None:
+        if state.step == 0 and self.validation is not None:
             state.before = self._validated()
-            state.teacher = self.judge.of_teacher()
+            state.teacher = self.validation.of_teacher()
             self._note_best(state.before)
-            self.watch.validation(0, state.before)
+            self.log.validation(0, state.before)
         while state.step < self.steps and not state.stopped:
             micros = self.feed.epoch(state.epoch, state.position)
             for group, last in groups(micros, self.settings.accumulate):
@@ -116,7 +121,7 @@ class Loop:
                     self.write()
                 if state.stopped:
                     break
-        if self.judge is not None and state.best_weights is not None:
+        if self.validation is not None and state.best_weights is not None:
             self.engine.set_weights(state.best_weights)
         elif self.average is not None:
             state.best_step = state.step
@@ -150,7 +155,7 @@ class Loop:
         state.step += 1
         state.examples += sum(one.total for one in group)
         state.losses.append(loss)
-        self.watch.step(
+        self.log.step(
             state.step,
             self.steps,
             {
@@ -165,7 +170,7 @@ class Loop:
         """Change the weights once; return the loss and the norm of its gradient."""
         loss = self._gradients(group)
         norm = self.engine.norm(self.settings.clip)
-        healthy = self.watchdog.healthy(loss) and (
+        healthy = self.logdog.healthy(loss) and (
             math.isfinite(norm) or self.engine.scaler is not None
         )
         if self.engine.any(not healthy):
@@ -202,23 +207,23 @@ class Loop:
         return self.objective(raw, there, reference, gap)
 
     def _validation_due(self, last: bool, done: bool) -> bool:
-        if self.judge is None:
+        if self.validation is None:
             return False
         every = self.settings.validate_every
         return done or (last if every is None else self.state.step % every == 0)
 
     def _validated(self) -> dict[str, float]:
-        assert self.judge is not None
-        self.watch.say("validating", self.state.step, self.steps)
+        assert self.validation is not None
+        self.log.say("validating", self.state.step, self.steps)
         if self.average is None:
-            return self.judge.score(self.engine.bare)
+            return self.validation.score(self.engine.bare)
         with self.average.in_place():
-            return self.judge.score(self.engine.bare)
+            return self.validation.score(self.engine.bare)
 
     def _validate(self) -> None:
         state = self.state
         found = self._validated()
-        self.watch.validation(state.step, found)
+        self.log.validation(state.step, found)
         # A loss that is no number is never the lowest.
         if found["loss"] < state.best.get("loss", math.inf):
             self._note_best(found)
@@ -253,7 +258,7 @@ class Loop:
         content = self.captured()
         if self.engine.main:
             self.checkpoints.write(self.state.step, content)
-            self.watch.event(self.state.step, "checkpoint")
+            self.log.event(self.state.step, "checkpoint")
         self.engine.wait()
         self._written = time.monotonic()
 
@@ -263,7 +268,7 @@ class Loop:
         return {
             "about": self.about,
             "run": dict(vars(self.state)),
-            "watchdog": dict(vars(self.watchdog)),
+            "watchdog": dict(vars(self.logdog)),
             "model": self.engine.weights(),
             "optimizer": self.engine.optimizer_state(),
             "schedule": _plain(self.schedule.state_dict()),
@@ -275,7 +280,7 @@ class Loop:
     def restore(self, content: Mapping[str, Any]) -> None:
         """Go back to where a checkpoint was written."""
         self.state = State(**content["run"])
-        vars(self.watchdog).update(content["watchdog"])
+        vars(self.logdog).update(content["watchdog"])
         self.engine.set_weights(content["model"])
         self.engine.set_optimizer_state(content["optimizer"])
         self.schedule.load_state_dict(content["schedule"])
@@ -294,7 +299,7 @@ class Loop:
                 bare(*there.args, **there.kwargs)
 
         words = diagnose(bare, again)
-        self.watch.event(self.state.step + 1, f"stopped: {words}")
+        self.log.event(self.state.step + 1, f"stopped: {words}")
         raise diverged(self.state.step + 1, value if math.isfinite(loss) else loss, words)
 
 

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bp_convert.calibration.tap import token_mask
 from bp_convert.errors import DataError
-from bp_convert.evaluation.outputs import live_output
+from bp_convert.evaluation.outputs import live_output, token_ids
 from bp_convert.graph.tree import rows_in
 from bp_convert.training.feed import Micro
 from bp_convert.values.training import Distill
@@ -76,7 +77,8 @@ class Objective:
             gap: mean relative squared error of layers' outputs.
         """
         out = live_output(raw, rows_in((micro.args, micro.kwargs))).float()
-        mask = _mask(micro)
+        mask = token_mask((micro.args, micro.kwargs))
+        mask = None if mask is None else mask.bool()
         terms: list[Tensor] = []
         if self._labels:
             terms.append(self.distill.labels * self._of_labels(out, micro, mask))
@@ -88,7 +90,7 @@ class Objective:
 
     def _of_labels(self, out: Tensor, micro: Micro, mask: Tensor | None) -> Tensor:
         if self.causal:
-            ids = token_ids(micro)
+            ids = token_ids(micro.args, micro.kwargs)
             assert ids is not None
             target = ids[:, 1:].to(out.device).long()
             if mask is not None:
@@ -199,7 +201,7 @@ def _misfit(out: Tensor, found: str) -> DataError:
 
 def _task_of_outputs(raw: Any, out: Tensor, micro: Micro) -> Task:
     scores = raw.get("logits") if isinstance(raw, dict) else getattr(raw, "logits", None)
-    ids = token_ids(micro)
+    ids = token_ids(micro.args, micro.kwargs)
     if out.dim() == 3 and isinstance(scores, Tensor) and ids is not None:
         return "tokens" if out.shape[:2] == ids.shape else "features"
     if out.dim() != 2 or out.shape[1] < 2:
@@ -209,18 +211,3 @@ def _task_of_outputs(raw: Any, out: Tensor, micro: Micro) -> Task:
     values = out.detach().float()
     unit = bool(((values.norm(dim=1) - 1).abs() < 1e-3).all())
     return "features" if unit or bool((values >= 0).all()) else "classes"
-
-
-def token_ids(micro: Micro) -> Tensor | None:
-    """Return the token ids among the inputs: the first that are integers (N, T)."""
-    named = {"input_ids": micro.kwargs.get("input_ids"), **micro.kwargs}
-    named.pop("attention_mask", None)
-    for one in [*named.values(), *micro.args]:
-        if isinstance(one, Tensor) and one.dim() == 2 and not one.is_floating_point():
-            return one
-    return None
-
-
-def _mask(micro: Micro) -> Tensor | None:
-    mask = micro.kwargs.get("attention_mask")
-    return mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None

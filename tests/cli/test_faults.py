@@ -89,7 +89,7 @@ def test_the_stage_is_named(stage: str, mlp: Path, monkeypatch: pytest.MonkeyPat
         (("cli/app", "pipeline", "verify", "graph/observe"), "verifying"),
         (("cli/app", "pipeline", "costs"), "timing"),
         (("batch/job", "pipeline", "storage", "files/converted"), "writing"),
-        (("batch/job", "training/finetune", "data/factory"), "training"),
+        (("batch/job", "training/finetuning", "data/factory"), "training"),
         (("pipeline", "files/load", "files/state"), "reading the model"),
         (("pipeline", "elsewhere"), "until then"),
     ],

@@ -12,7 +12,7 @@ from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["tests.training.runs", "bp_convert.training.finetune", "bp_convert.pipeline"]
+    ["tests.training.runs", "bp_convert.training.finetuning", "bp_convert.pipeline"]
 )
 
 

@@ -99,9 +99,29 @@ def many(mode: str, folder: Path) -> Any:
     return report
 
 
+def resumed_shards(folder: Path) -> None:
+    """Train in shards, forget the last step's checkpoint, and go on from the one before."""
+    model, source = converted()
+    asked: dict[str, Any] = {
+        "teacher": source, "shard": True, "ema": 0.9, "steps": 6, "checkpoint_every": 2,
+        "batch": 20, "lr": 0.01, "folder": folder / "run",
+    }  # fmt: skip
+    whole, _ = bp_convert.finetune(model, data(), **asked)
+    if torch.distributed.get_rank() == 0:
+        max((folder / "run").glob("step-*.pt")).unlink()
+    torch.distributed.barrier()
+    again, report = bp_convert.finetune(model, data(), resume=True, **asked)
+    assert report.resumed_from == 4
+    ours, theirs = whole.state_dict(), again.state_dict()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    torch.distributed.destroy_process_group()
+
+
 def work(mode: str, folder: Path) -> None:
     """Do what a process is started for."""
-    if mode == "long":
+    if mode == "resumed":
+        resumed_shards(folder)
+    elif mode == "long":
         trained, _ = long_run(folder, resume=True, slow=0.02)
         torch.save(trained.state_dict(), folder / "final.pt")
     else:

@@ -18,9 +18,7 @@ from torchvision import datasets as vision
 
 import bp_convert
 from bp_convert.data import Uses, split_for, vision_sets
-from bp_convert.data.flickr import compute_features
 from bp_convert.errors import DataError, TrainingError
-from bp_convert.models import build
 from bp_convert.training.augment import augmented, paper
 from bp_convert.training.feed import Micro, Place, RowsFeed, feeds, groups
 from bp_convert.values.settings import Settings
@@ -284,74 +282,6 @@ def test_sets_of_datasets_on_disk(tmp_path: Path) -> None:
     folder = tokenizer(tmp_path / "tok", ["a", "b"])
     (micro,) = read(tmp_path / "text", 0, "input_ids=int64:1x4", tokenizer=folder).learnt.epoch(0)
     assert sorted(map(tuple, micro.kwargs["input_ids"].tolist())) == [(2, 3, 0), (3, 3, 3)]
-
-
-@pytest.fixture
-def flickr(tmp_path: Path) -> Path:
-    """Two images for training and one for development, with a caption or two each."""
-    texts = tmp_path / "Flickr8k_text"
-    texts.mkdir()
-    (texts / "Flickr8k.token.txt").write_text(
-        "a.jpg#0\tA dog runs .\nb.jpg#0\tDog !\nb.jpg#1\tThe dog\nc.jpg#0\tA cat\n"
-    )
-    (texts / "Flickr_8k.trainImages.txt").write_text("a.jpg\nb.jpg\n")
-    (texts / "Flickr_8k.devImages.txt").write_text("c.jpg\n")
-    np.savez(
-        tmp_path / "features.npz",
-        names=np.array(["a.jpg", "b.jpg", "c.jpg"]),
-        features=np.arange(3, dtype=np.float32)[:, None].repeat(4, 1),
-    )
-    return tmp_path
-
-
-def test_flickr_gives_each_next_word(flickr: Path) -> None:
-    source = f"{flickr}?length=6"
-    found = read(source, source, "4", "int64:1x6", batch=50)
-    (micro,) = found.learnt.epoch(0)
-    # dog is the most frequent word, after the marks: 0 padding, 1 unknown
-    words = ["<pad>", "<unknown>", "<end>", "<start>", "dog", "a", "runs", "the"]
-    said = {
-        (int(feature), " ".join(words[i] for i in tokens if i), words[label])
-        for feature, tokens, label in zip(
-            micro.args[0][:, 0],
-            micro.args[1].tolist(),
-            micro.labels.tolist(),
-            strict=True,  # type: ignore[union-attr]
-        )
-    }
-    assert said == {
-        (0, "<start>", "a"), (0, "<start> a", "dog"), (0, "<start> a dog", "runs"),
-        (0, "<start> a dog runs", "<end>"), (1, "<start>", "dog"), (1, "<start> dog", "<end>"),
-        (1, "<start>", "the"), (1, "<start> the", "dog"), (1, "<start> the dog", "<end>"),
-    }  # fmt: skip
-    assert micro.args[1][:, -1].min() > 0  # padded in front: the last step is read
-    assert found.held is not None
-    (held,) = found.held.epoch(0)
-    assert len(held.args[0]) == 3
-    assert 1 in held.args[1].unique()  # cat, which no training caption has
-
-
-def test_the_captioner_learns_from_flickr(flickr: Path) -> None:
-    model = build("captioner", vocabulary=16, features=4)
-    _, report = bp_convert.finetune(
-        model, f"{flickr}?length=6", preset="paper-captioner", epochs=3, validation=0.2,
-        inputs=["4", "int64:1x6<16"],
-    )  # fmt: skip
-    assert report.curve[-1][1] < report.curve[0][1]
-
-
-def test_features_are_computed_from_images(tmp_path: Path) -> None:
-    class Vgg(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.features = nn.Conv2d(3, 2, 1)
-            self.avgpool = nn.AdaptiveAvgPool2d(2)
-            self.classifier = nn.Sequential(nn.Linear(8, 5), nn.Linear(5, 3))
-
-    image(tmp_path / "Flicker8k_Dataset" / "x.jpg", (1, 2, 3))
-    with np.load(compute_features(tmp_path, Vgg())) as found:
-        assert found["features"].shape == (1, 5)
-        assert found["names"].tolist() == ["x.jpg"]
 
 
 def keys(count: int, epoch: int = 0) -> Sequence[tuple[int, int, int]]:

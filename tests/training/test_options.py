@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import bp_convert
 from bp_convert.errors import TrainingError
 from bp_convert.training import engine as engines
-from bp_convert.training.groups import make_optimizer, make_schedule, split
+from bp_convert.training.optimizers import make_optimizer, make_schedule, parameter_groups
 from bp_convert.training.recompute import recompute, undo
 from bp_convert.values.training import Training
 from tests.training import runs
@@ -167,7 +167,7 @@ def test_factors_have_a_rate_and_a_decay_of_their_own() -> None:
     with pytest.raises(TrainingError, match="no parameter that requires a gradient"):
         train(frozen)
     frozen[2].bias.requires_grad_(True)
-    assert {name: len(ones) for name, ones in split(frozen).items()} == {
+    assert {name: len(ones) for name, ones in parameter_groups(frozen).items()} == {
         "factors": 0, "weights": 0, "rest": 1,
     }  # fmt: skip
 

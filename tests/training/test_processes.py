@@ -64,6 +64,10 @@ def test_shards_train_as_one_and_come_together_in_a_file(
     assert list((tmp_path / "run").glob("step-*.pt"))
 
 
+def test_shards_go_on_from_a_checkpoint_to_the_bit(tmp_path: Path) -> None:
+    together("resumed", tmp_path)
+
+
 def test_sharding_needs_processes() -> None:
     with pytest.raises(TrainingError, match="one process"):
         bp_convert.finetune(runs.plain(), runs.data(), shard=True)

@@ -20,7 +20,7 @@ from bp_convert.values.training import Training
 SCHEDULES = ("constant", "cosine", "linear", "step")
 
 
-def split(model: nn.Module) -> dict[str, list[nn.Parameter]]:
+def parameter_groups(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     """Return the trainable parameters of a model; tied ones count once.
 
     ``factors`` are those of bilinear layers, ``weights`` dense ones, ``rest`` biases and norms.
@@ -50,7 +50,7 @@ def make_optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimize
     Raises:
         TrainingError: it is unknown or does not take the options, or nothing is trainable.
     """
-    parameters = split(model)
+    parameters = parameter_groups(model)
     if not any(parameters.values()):
         raise TrainingError(
             where=type(model).__name__,

@@ -14,7 +14,7 @@ from bp_convert.data.randomness import random_state, set_random_state
 from bp_convert.data.split import Split, Uses, split_for
 from bp_convert.errors import TrainingError
 from bp_convert.storage import PLAN_ATTRIBUTE
-from bp_convert.training.run import Run
+from bp_convert.training.trainer import Trainer
 from bp_convert.values.explain import validated
 from bp_convert.values.plan import Plan
 from bp_convert.values.progress import Progress
@@ -97,7 +97,7 @@ def finetune(
         )
     _check_dtypes(model)
     with _own_random(given.seed):
-        run = Run(model, teacher, given, folder, resume, progress)
+        trainer = Trainer(model, teacher, given, folder, resume, progress)
         if split is None:
             uses = Uses(
                 learn=source,
@@ -106,15 +106,15 @@ def finetune(
                 fitted=frozenset(fitted),
                 left_out=frozenset(scored),
             )
-            with run.engine.first(download):
+            with trainer.engine.first(download):
                 split = split_for(
                     model,
                     uses,
                     Settings(inputs=_inputs(model, inputs)),
                     tokenizer=tokenizer,
-                    download=download and run.engine.main,
+                    download=download and trainer.engine.main,
                 )
-        return run.train(split, metric)
+        return trainer.train(split, metric)
 
 
 def settings_for(settings: Training | None, asked: dict[str, Any]) -> Training:

@@ -19,14 +19,14 @@ from bp_convert.training.average import Average
 from bp_convert.training.checkpoints import Checkpoints
 from bp_convert.training.engine import Engine
 from bp_convert.training.feed import Feed, Micro, feeds
-from bp_convert.training.groups import make_optimizer, make_schedule
-from bp_convert.training.judge import Judge, metric_for, taught, to_device
 from bp_convert.training.loop import Loop
 from bp_convert.training.loss import Objective, objective_for
 from bp_convert.training.matching import LayerPairs
 from bp_convert.training.memory import estimate
+from bp_convert.training.optimizers import make_optimizer, make_schedule
 from bp_convert.training.recompute import recompute, undo
-from bp_convert.training.watch import Watch
+from bp_convert.training.run_log import RunLog
+from bp_convert.training.validation import Validation, metric_for, taught, to_device
 from bp_convert.values.progress import Progress
 from bp_convert.values.training import Trained, Training
 
@@ -35,7 +35,7 @@ FREE = {"workers", "checkpoint_every", "checkpoint_minutes", "compile"}
 
 
 @dataclass
-class Run:
+class Trainer:
     """A model, its teacher and settings, from the first look at the data to the report."""
 
     source: nn.Module
@@ -76,9 +76,9 @@ class Run:
         schedule = make_schedule(optimizer, settings, steps)
         engine.prepare(optimizer)
         average = None if settings.ema is None else Average(model, settings.ema)
-        judge = None
+        validation = None
         if held is not None:
-            judge = Judge(engine, held, objective, metric_for(objective, metric), teacher)
+            validation = Validation(engine, held, objective, metric_for(objective, metric), teacher)
         kept, content = self._checkpoints()
         engine.wait()  # until every process has looked into the folder
         loop = Loop(
@@ -88,11 +88,11 @@ class Run:
             objective,
             schedule,
             steps,
-            judge=judge,
+            validation=validation,
             teacher=teacher,
             pairs=pairs,
             average=average,
-            watch=Watch(None, self.progress if engine.main else None),
+            log=RunLog(None, self.progress if engine.main else None),
             checkpoints=kept,
             about=self._about(words, steps),
         )
@@ -102,13 +102,13 @@ class Run:
             loop.restore(content)
             resumed = loop.state.step
         if engine.main and self.folder is not None:
-            loop.watch = Watch(Path(self.folder), self.progress, resumed=resumed)
+            loop.log = RunLog(Path(self.folder), self.progress, resumed=resumed)
         for note in self.notes if self.folder is not None else ():
-            loop.watch.event(loop.state.step, note)
+            loop.log.event(loop.state.step, note)
         try:
             loop.run()
         finally:
-            loop.watch.close()
+            loop.log.close()
             if pairs is not None:
                 pairs.remove()
             undo(self.changed)
@@ -117,7 +117,7 @@ class Run:
                 f"distill.layers: {len(pairs.skipped)} of {len(pairs.names)} layers have other "
                 "widths than the teacher's and were left out"
             )
-        if loop.state.best_step == 0 and judge is not None:
+        if loop.state.best_step == 0 and validation is not None:
             self.notes.append(
                 "no step lowered the validation loss: the weights are as given; try a lower lr (a "
                 "tenth) or warmup=0.1"

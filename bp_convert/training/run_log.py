@@ -18,7 +18,7 @@ LOG = "log.jsonl"
 BOARD = "tensorboard"
 
 
-class Watch:
+class RunLog:
     """Writes what happens into a run's folder.
 
     Args:

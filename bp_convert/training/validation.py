@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.evaluation.meters import meter_factory
-from bp_convert.evaluation.outputs import Seen, live_output
+from bp_convert.evaluation.outputs import Seen, forward, live_output
 from bp_convert.graph.example import adapt
-from bp_convert.graph.running import draws_kept, in_mode, quiet_forward, same_draws
+from bp_convert.graph.running import draws_kept, quiet_forward, same_draws
 from bp_convert.graph.tree import map_tensors, rows_in
 from bp_convert.training.engine import Engine
 from bp_convert.training.feed import Feed, Micro
@@ -32,7 +32,7 @@ def metric_for(objective: Objective, name: str | None = None) -> str | None:
     return "cosine" if objective.taught else None
 
 
-class Judge:
+class Validation:
     """Scores a model on validation data.
 
     Args:
@@ -51,7 +51,6 @@ class Judge:
     ) -> None:
         self.engine, self.feed, self.objective = engine, feed, objective
         self.metric, self.teacher = metric, teacher
-        self.count = 0
 
     def score(self, model: nn.Module) -> dict[str, float]:
         """Return ``loss`` and the metric of a model, in eval mode; it stays as it is.
@@ -60,25 +59,21 @@ class Judge:
         """
         meter = None if self.metric is None else meter_factory(self.metric)()
         loss = weight = 0.0
-        self.count = 0
-        with in_mode(model, training=False), torch.no_grad(), quiet_forward():
-            for number, micro in enumerate(self.feed.epoch(0)):
-                there = to_device(micro, self.engine.inner)
-                with self.engine.autocast(), same_draws(number, model):
-                    reference = self.reference(there)
-                    raw = model(*there.args, **there.kwargs)
-                rows = rows_in((micro.args, micro.kwargs))
-                value = float(self.objective(raw, there, reference))
-                share = micro.share * micro.total  # of all processes' examples
-                loss, weight = loss + value * share, weight + share
-                self.count += micro.total
-                finite = bool(torch.isfinite(live_output(raw, rows)).all())
-                if meter is not None and finite:
-                    beside = None if reference is None else reference.float().cpu()
-                    plain = map_tensors(lambda t: t.float(), raw)
-                    meter.update(Seen(plain, micro.args, micro.kwargs, micro.labels, beside))
-                elif not finite:
-                    meter = None
+        for number, micro in enumerate(self.feed.epoch(0)):
+            there = to_device(micro, self.engine.inner)
+            with self.engine.autocast():
+                with same_draws(number, model), quiet_forward():
+                    reference = None if self.teacher is None else taught(self.teacher, there)
+                raw = forward(model, micro.args, micro.kwargs, number)
+            value = float(self.objective(raw, there, reference))
+            share = micro.share * micro.total  # of all processes' examples
+            loss, weight = loss + value * share, weight + share
+            if not torch.isfinite(live_output(raw, rows_in((micro.args, micro.kwargs)))).all():
+                meter = None
+            if meter is not None:
+                beside = None if reference is None else reference.float().cpu()
+                plain = map_tensors(lambda t: t.float(), raw)
+                meter.update(Seen(plain, micro.args, micro.kwargs, micro.labels, beside))
         found = {"loss": self.engine.mean(loss / weight, weight)}
         if meter is not None and self.metric is not None:
             found[self.metric] = self.engine.mean(meter.compute(), weight)
@@ -91,10 +86,6 @@ class Judge:
         assert self.metric is not None
         found = self.score(self.teacher)
         return {self.metric: found.get(self.metric, math.nan)}
-
-    def reference(self, there: Micro) -> Tensor | None:
-        """Return the teacher's output on a pass."""
-        return None if self.teacher is None else taught(self.teacher, there)
 
 
 def taught(teacher: nn.Module, there: Micro) -> Tensor:
