@@ -106,9 +106,9 @@ def sentences(examples: int) -> Task:
         probe = assets.probe_accuracy(assets.sentence_vectors(small, texts), topics)
         return {"cosine": float((vectors * wanted).sum(1).mean()), "probe": probe}
 
-    from bp_convert.data import from_loader
+    from bp_convert.data import load_examples
 
-    return Task(model, from_loader(batches, count=examples), score)
+    return Task(model, load_examples(batches, count=examples), score)
 
 
 def _tokens(tokenizer: Any, texts: list[str]) -> dict[str, Tensor]:

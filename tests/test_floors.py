@@ -23,6 +23,7 @@ FLOORS = (
     "models",
     "kinds",
     "graph",
+    "randomness",
     "data",
     "calibration",
     "search",

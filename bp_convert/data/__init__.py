@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bp_convert.data.examples import Examples
 from bp_convert.data.factory import Data
-from bp_convert.data.loading import examples_for, from_loader, from_tensors, load_examples
+from bp_convert.data.loading import examples_for, from_tensors, load_examples
 from bp_convert.data.share import Share
 from bp_convert.data.split import Split, Uses, split_for
 from bp_convert.graph.example import adapt
@@ -17,7 +17,6 @@ __all__ = [
     "Uses",
     "adapt",
     "examples_for",
-    "from_loader",
     "from_tensors",
     "load_examples",
     "split_for",

@@ -8,9 +8,9 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from bp_convert.data.randomness import Aside
 from bp_convert.errors import DataError
 from bp_convert.graph.running import Args, Kwargs
+from bp_convert.randomness import Aside
 from bp_convert.values.tensors import TensorSpec
 
 Batch = tuple[Args, Kwargs]

@@ -25,9 +25,10 @@ from bp_convert.data.items import (
     split_item,
     users_code,
 )
-from bp_convert.data.locator import FORMS, Locator, is_code, load_object
-from bp_convert.data.randomness import Aside
+from bp_convert.data.locator import FORMS, Locator
 from bp_convert.errors import DataError
+from bp_convert.randomness import Aside
+from bp_convert.scripts import is_code, load_object
 from bp_convert.values.tensors import TensorSpec
 
 Data = Examples | Tensor | Mapping[str, Tensor] | Iterable[Any] | str | Path

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -42,7 +40,6 @@ class ImageFolder(Pictures):
     def __init__(self, source: Locator, specs: Sequence[TensorSpec]) -> None:
         source.admit(OPTIONS)
         super().__init__(source)
-        self.where = source.where
         folder = source.path
         self.classes = [one.name for one in _visible(folder) if one.is_dir()]
         flat = _images(folder)
@@ -75,31 +72,6 @@ class ImageFolder(Pictures):
 
     def _name(self, row: int) -> str:
         return str(self._files[row].relative_to(self._source.path))
-
-    def _find_broken(self) -> frozenset[int]:
-        stats = ((one, one.stat()) for one in self._files)
-        return _broken(tuple((one, s.st_size, s.st_mtime_ns) for one, s in stats), self.threads)
-
-
-@lru_cache(maxsize=8)
-def _broken(files: tuple[tuple[Path, int, int], ...], threads: int) -> frozenset[int]:
-    """Find broken files; a folder that is calibrated, scored and trained on is looked through
-    once.
-
-    Args:
-        files: each with its size and the time it was written.
-    """
-
-    def is_broken(place: int) -> bool:
-        try:
-            _decoded(files[place][0])
-        except Exception:  # decoders raise of every kind, SyntaxError included
-            return True
-        return False
-
-    with ThreadPoolExecutor(threads) as pool:
-        found = pool.map(is_broken, range(len(files)))
-        return frozenset(place for place, bad in enumerate(found) if bad)
 
 
 def _decoded(path: Path) -> Image.Image:

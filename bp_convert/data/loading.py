@@ -1,10 +1,9 @@
-"""Examples for one use: of whatever holds data, of a loader, of tensors."""
+"""Examples for one use: of whatever holds data, or of tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -46,51 +45,29 @@ def examples_for(
 
 
 def load_examples(
-    source: str | Path,
-    specs: Sequence[TensorSpec],
+    data: Data,
+    specs: Sequence[TensorSpec] = (),
     *,
     count: int = EXAMPLES,
     batch: int = 32,
     seed: int = 0,
     tokenizer: str | Path | None = None,
 ) -> Examples:
-    """Load examples from a folder, a file, a loader or a torchvision data set.
-
-    Of a source that can only be read from its start (a DataLoader, a generator) the first
-    ``count`` are taken; of any other a seeded choice.
+    """Load examples of a source, for no model in particular.
 
     Args:
-        source: one of ``bp_convert.data.locator.FORMS``. A Python file that it names is run.
-        specs: the model's inputs; empty where nothing is known of it, and then nothing is checked.
+        data: as ``bp_convert.data.factory.open_data`` takes it. Of a stream the first ``count``
+            are taken; of any other source a seeded choice.
+        specs: the inputs; empty where nothing is known of them, and then nothing is checked.
         count: examples wanted; fewer are taken where there are fewer, and ``source`` says so.
         batch: examples in a batch.
         seed: of the choice, and of a loader's own shuffling.
         tokenizer: folder of a transformers tokenizer, for text.
 
     Raises:
-        DataError: the source cannot be read, is empty, or does not fit the model.
+        DataError: the source cannot be read, is empty, or does not fit ``specs``.
     """
-    data = open_data(source, specs, seed=seed, tokenizer=tokenizer)
-    return _first(data, count, batch, seed)
-
-
-def from_loader(
-    loader: Any,
-    specs: Sequence[TensorSpec] = (),
-    *,
-    count: int = EXAMPLES,
-    batch: int = 32,
-    seed: int = 0,
-) -> Examples:
-    """Take examples from a DataLoader, a data set, an iterable, or a function that makes one.
-
-    Items are tensors, mappings, tuples of the inputs, or (input, label) pairs; arguments are
-    those of ``load_examples``.
-
-    Raises:
-        DataError: the loader fails, yields nothing, or does not fit the model.
-    """
-    return _first(open_data(loader, specs, seed=seed), count, batch, seed)
+    return _first(open_data(data, specs, seed=seed, tokenizer=tokenizer), count, batch, seed)
 
 
 def from_tensors(
@@ -121,12 +98,12 @@ def from_tensors(
         return _first(data, count, batch, seed)
     rows = sorted(shuffled(data, seed))
     at_least_one(len(rows), batch, data.where)
-    return Share(data, tuple(rows), asked=len(rows), batch=batch).examples
+    return Share(data, tuple(rows), batch=batch).examples
 
 
 def _first(data: Rows | Stream, count: int, batch: int, seed: int) -> Examples:
     at_least_one(count, batch, data.where)
-    if isinstance(data, Stream):
-        return Share(data, None, count, asked=count, batch=batch).examples
-    rows = first_rows(shuffled(data, seed), count)
-    return Share(data, tuple(rows), asked=count, batch=batch).examples
+    rows = None
+    if isinstance(data, Rows):
+        rows = tuple(first_rows(shuffled(data, seed), count))
+    return Share(data, rows, count, batch=batch).examples

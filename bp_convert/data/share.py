@@ -12,9 +12,9 @@ import torch
 from bp_convert.data.collate import Accepts
 from bp_convert.data.dataset import Batch, Rows, Stream, empty
 from bp_convert.data.examples import Examples, digest_of, read_rows, read_stream
-from bp_convert.data.randomness import mixed
 from bp_convert.errors import DataError
 from bp_convert.graph.tree import rows_in
+from bp_convert.randomness import mixed
 
 EXAMPLES = 512  # that are calibrated on, where the caller does not say
 FRESH = 32  # examples on which a fitted model is compared with its source
@@ -27,9 +27,8 @@ class Share:
     Attributes:
         data: the source, opened; None where its examples are given.
         rows: numbers of the examples; None of a stream.
-        count: of a stream, examples at most; None reads all.
+        count: examples that were asked for; None takes all.
         skip: of a stream, examples that another use takes before.
-        asked: examples that were asked for.
         batch: examples of a batch in memory.
         accepts: tells whether the model runs on another shape than described.
         others: some rows that no use takes.
@@ -40,7 +39,6 @@ class Share:
     rows: tuple[int, ...] | None = None
     count: int | None = None
     skip: int = 0
-    asked: int = EXAMPLES
     batch: int = 32
     accepts: Accepts | None = None
     others: tuple[int, ...] = ()
@@ -70,11 +68,14 @@ class Share:
             tuple(batches),
             labels,
             count,
-            f"{count:,}{of}" + (f" ({self.asked:,} asked for)" if count < self.asked else ""),
+            f"{count:,}{of}{self._fewer(count)}",
             digest_of(batches, labels),
             self.numbers,
             partial(_others, data, self.others, self.accepts) if isinstance(data, Rows) else None,
         )
+
+    def _fewer(self, count: int) -> str:
+        return f" ({self.count:,} asked for)" if self.count and count < self.count else ""
 
     @property
     def numbers(self) -> tuple[int, ...] | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from torch import nn
 from bp_convert.data.collate import Accepts
 from bp_convert.data.dataset import Part, Rows, Stream, empty
 from bp_convert.data.examples import Examples, used_up
-from bp_convert.data.factory import open_data
+from bp_convert.data.factory import has_parts, open_data
 from bp_convert.data.locator import Locator
 from bp_convert.data.share import (
     EXAMPLES,
@@ -139,6 +139,7 @@ class _Rule:
     batch: int
     tokenizer: str | Path | None
     download: bool
+    opened: dict[Any, Rows | Stream] = field(default_factory=dict)
 
     def split(self) -> Split:
         uses, notes = self.uses, list[str]()
@@ -166,9 +167,7 @@ class _Rule:
             return Share(None, data.rows, given=data)
 
         def share(specs: Sequence[TensorSpec]) -> Share:
-            return cut(
-                open_data(data, specs, part=part, seed=self.settings.seed, tokenizer=self.tokenizer)
-            )
+            return cut(self._open(data, part, specs, self.settings.seed))
 
         if isinstance(data, str | Path | Iterator) or self.settings.inputs:
             return share(self.specs)
@@ -187,7 +186,7 @@ class _Rule:
     def _start(self, data: Rows | Stream) -> Share:
         """Cut out what is calibrated on: of rows, all but what training and a score need."""
         uses, count = self.uses, at_least_one(self.uses.count, self.batch, data.where)
-        known = Share(data, None, count, 0, count, self.batch, self._accepts)
+        known = Share(data, None, count, 0, self.batch, self._accepts)
         if isinstance(data, Stream):
             return known
         order = shuffled(data, self.settings.seed)
@@ -204,7 +203,7 @@ class _Rule:
         """Cut out what is scored: none of what calibration took, and half where training learns."""
         count = at_least_one(self.uses.scored, self.batch, data.where)
         if isinstance(data, Stream):
-            return Share(data, None, count, taken, count, self.batch, self._accepts)
+            return Share(data, None, count, taken, self.batch, self._accepts)
         order = shuffled(data, self.settings.seed)
         learnt = (self.uses.learn, *self.uses.beside)
         shared = any(one is not None and is_same(one, self.uses.evaluate) for one in learnt)
@@ -213,7 +212,7 @@ class _Rule:
         rows = last_rows(order, count, taken, halved=shared)
         if not rows:
             raise used_up(data.where, len(order), taken)
-        return Share(data, tuple(rows), None, 0, count, self.batch, self._accepts)
+        return Share(data, tuple(rows), count, 0, self.batch, self._accepts)
 
     @cached_property
     def _accepts(self) -> Accepts:
@@ -236,7 +235,8 @@ class _Rule:
     ) -> tuple[Share, Share | None, list[str]]:
         uses, notes = self.uses, []
         specs = self._trained_specs(calibrate)
-        data = self._open(uses.learn, "train", specs)
+        how: dict[str, Any] = {"download": self.download, "text": "the data given"}
+        data = self._open(uses.learn, "train", specs, uses.order, **how)
         scored, fitted = set(uses.left_out), set(uses.fitted)
         if evaluate is not None and is_same(uses.learn, uses.evaluate):
             if evaluate.numbers is None:
@@ -257,7 +257,7 @@ class _Rule:
                 scored |= data.broken
             learnt = [row for row in range(len(data)) if row not in scored]
         if not isinstance(uses.validation, int | float):
-            other = self._open(uses.validation, "test", specs)
+            other = self._open(uses.validation, "test", specs, uses.order, **how)
             parts = all(isinstance(one, Rows) and bool(one.split) for one in (data, other))
             check_apart(uses.learn, uses.validation, other.where, parts=parts)
             held = _whole(other)
@@ -282,16 +282,16 @@ class _Rule:
         free = tuple(one.model_copy(update={"low": 0, "high": None}) for one in seen)
         return specs_of(self.model, free)
 
-    def _open(self, data: Any, part: Part, specs: Sequence[TensorSpec]) -> Rows | Stream:
-        return open_data(
-            data,
-            specs,
-            part=part,
-            seed=self.uses.order,
-            tokenizer=self.tokenizer,
-            download=self.download,
-            text="the data given",
-        )
+    def _open(
+        self, data: Any, part: Part, specs: Sequence[TensorSpec], seed: int, **how: Any
+    ) -> Rows | Stream:
+        """Open a source; files are opened once, however many uses take them."""
+        if not isinstance(data, str | Path) or has_parts(data) is not False:
+            return open_data(data, specs, part=part, seed=seed, tokenizer=self.tokenizer, **how)
+        key = (str(data), tuple(specs))
+        if key not in self.opened:
+            self.opened[key] = open_data(data, specs, tokenizer=self.tokenizer)
+        return self.opened[key]
 
 
 def _size(share: Share) -> int:

@@ -73,7 +73,6 @@ class VisionSet(Pictures):
     ) -> None:
         source.admit(("root", *OPTIONS))
         super().__init__(source)
-        self.where = source.where
         root = Path(source.options.get("root", ROOT)).expanduser()
         kind: Any = getattr(datasets, source.name)
         options: dict[str, Any] = {"download": download} if "download" in _parameters(kind) else {}

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bp_convert.data.locator import is_code, load_object
 from bp_convert.errors import DataError
 from bp_convert.evaluation.custom import custom
 from bp_convert.evaluation.outputs import Seen, token_ids, unusable
+from bp_convert.scripts import is_code, load_object
 
 METRICS = "accuracy, topK (such as top5), perplexity, cosine, error or FILE.py:METRIC"
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.calibration.tap import Batches, run_quietly
-from bp_convert.graph.clone import clone, shadow
+from bp_convert.graph.clone import clone
 from bp_convert.graph.running import in_mode
 from bp_convert.torch_private import BatchNormBase
 
@@ -102,7 +102,7 @@ class _Sums:
 @torch.no_grad()
 def settle_norms(source: nn.Module, converted: nn.Module, batches: Batches) -> None:
     """Settle all norms of ``converted`` on the data, in place."""
-    before, after = clone(source, apart=True), shadow(converted)
+    before, after = clone(source, apart=True), clone(converted, apart=True)
     norms = Norms(before, after)
     if not norms.pairs:
         return

@@ -26,7 +26,7 @@ from bp_convert.calibration.gather import (
 from bp_convert.calibration.moments import Moment
 from bp_convert.calibration.tap import Batches, Tap, token_mask
 from bp_convert.fitting.norms import Norms, settle_norms
-from bp_convert.graph.clone import clone, shadow
+from bp_convert.graph.clone import clone
 from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Factors, Spread
@@ -68,8 +68,8 @@ def fit_to_data(
     wanted = [sites[layer.name] for layer in plan.converted if layer.init == "warm"]
     if not wanted:
         return {}, {}
-    before = clone(source, apart=True)  # for models that write on themselves
-    after = shadow(converted)
+    # Copies, for models that write on themselves; the second gets what is fitted.
+    before, after = clone(source, apart=True), clone(converted, apart=True)
     order = order_of(before, wanted, batches)
     stages = _stages(order)
     errors: dict[str, float] = {}
@@ -84,6 +84,7 @@ def fit_to_data(
             for site in stage:
                 if _seen(site, converted, moments):
                     errors[site.name] = _fit(site, converted, moments, site.name in centred)
+                    _follow(after.get_submodule(site.name), converted.get_submodule(site.name))
     settle_norms(source, converted, batches)
     if progress is not None:
         progress("fitted", len(stages), len(stages))
@@ -93,6 +94,11 @@ def fit_to_data(
         if site.name not in errors
     }
     return errors, missed
+
+
+def _follow(layer: nn.Module, fitted: nn.Module) -> None:
+    for mine, found in zip(layer.parameters(), fitted.parameters(), strict=True):
+        mine.copy_(found)
 
 
 def _stages(order: Order) -> list[list[str]]:

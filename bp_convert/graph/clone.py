@@ -70,20 +70,6 @@ def clone_to_meta(model: M, modules: Mapping[nn.Module, nn.Module] | None = None
     return clone(model, modules, tensors, apart=True)
 
 
-def shadow(model: M) -> M:
-    """Copy all of ``model`` but its parameters, which are shared: what a forward writes on its
-    module, such as a counter or a buffer, stays with the copy. Tables with a ``max_norm``, which
-    a forward renormalises in place, are copied too."""
-    written = {
-        id(one)
-        for module in model.modules()
-        if getattr(module, "max_norm", None) is not None
-        for one in module.parameters(recurse=False)
-    }
-    shared = {id(one): one for one in model.parameters() if id(one) not in written}
-    return clone(model, None, shared, apart=True)
-
-
 def to_meta(tensor: Tensor) -> Tensor:
     """Return a tensor of the same shape, dtype and class that holds no data."""
     empty = torch.empty_like(tensor, device="meta")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -160,26 +161,11 @@ class Engine:
 
     def wait(self) -> None:
         """Wait for the other processes."""
-        if self.world > 1:
-            self.accelerator.wait_for_everyone()
-
-    @contextlib.contextmanager
-    def first(self, wanted: bool) -> Iterator[None]:
-        """Let the first process alone do something before the others do it too."""
-        if wanted and not self.main:
-            self.wait()
-        try:
-            yield
-        finally:
-            if wanted and self.main:
-                self.wait()
+        self.accelerator.wait_for_everyone()
 
     def gathered(self, value: Any) -> list[Any]:
         """Return every process's value."""
-        if self.world == 1:
-            return [value]
-        found: list[Any] = [None] * self.world
-        torch.distributed.all_gather_object(found, value)
+        found: list[Any] = gather_object([value])
         return found
 
     def any(self, value: bool) -> bool:

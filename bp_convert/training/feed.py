@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,12 +20,12 @@ from bp_convert.data.arrays import ArrayRows
 from bp_convert.data.collate import fit_batch
 from bp_convert.data.dataset import Item, Rows, Stream
 from bp_convert.data.items import batched, cut_item, users_code
-from bp_convert.data.randomness import Aside, mixed
 from bp_convert.data.share import Share
 from bp_convert.data.split import Split
 from bp_convert.errors import BpConvertError, DataError, TrainingError
 from bp_convert.graph.running import same_draws
 from bp_convert.graph.tree import rows_in
+from bp_convert.randomness import Aside, mixed
 from bp_convert.training import augment
 from bp_convert.values.training import Training
 
@@ -65,22 +66,6 @@ class Place:
             return slice(0, total), 1.0
         start, stop = (total * i // self.world for i in (self.rank, self.rank + 1))
         return slice(start, stop), (stop - start) * self.world / total
-
-
-class Feed(Protocol):
-    """Where batches come from.
-
-    Attributes:
-        passes: in an epoch; None where that is not known.
-        words: how many examples there are.
-    """
-
-    passes: int | None
-    words: str
-
-    def epoch(self, number: int, start: int = 0) -> Iterator[Micro]:
-        """Yield the passes of an epoch, from the one with the number ``start`` on."""
-        ...
 
 
 def feeds(
@@ -130,7 +115,12 @@ def _feed(share: Share, settings: Training, place: Place, pinned: bool, *, shuff
 
 
 class RowsFeed:
-    """Rows of a source: those that are learnt in a new order each epoch."""
+    """Rows of a source: those that are learnt in a new order each epoch.
+
+    Attributes:
+        passes: in an epoch; of a stream None where that is not known.
+        words: how many examples there are.
+    """
 
     def __init__(
         self,
@@ -264,6 +254,9 @@ class StreamFeed:
             )
 
 
+Feed = RowsFeed | StreamFeed
+
+
 def _passes(stream: Any, batch: int) -> int | None:
     """Return how many passes a stream gives, where its length tells."""
     try:
@@ -283,17 +276,8 @@ def _passes(stream: Any, batch: int) -> int | None:
 
 def groups(micros: Iterator[Micro], size: int) -> Iterator[tuple[list[Micro], bool]]:
     """Put the passes of one step together, and say whether it is the epoch's last step."""
-    waiting: list[Micro] | None = None
-    group: list[Micro] = []
-    for micro in micros:
-        if waiting is not None:
-            yield waiting, False
-            waiting = None
-        group.append(micro)
-        if len(group) == size:
-            waiting, group = group, []
-    if waiting is not None and group:
-        yield waiting, False
-        waiting = None
-    if group or waiting:
-        yield group or waiting or [], True
+    first = next(micros, None)
+    while first is not None:
+        group = [first, *islice(micros, size - 1)]
+        first = next(micros, None)
+        yield group, first is None

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from bp_convert.data.randomness import random_state, set_random_state
 from bp_convert.data.split import Split, Uses, split_for
 from bp_convert.errors import TrainingError
+from bp_convert.randomness import Aside
 from bp_convert.storage import PLAN_ATTRIBUTE
 from bp_convert.training.trainer import Trainer
 from bp_convert.values.explain import validated
@@ -96,7 +96,7 @@ def finetune(
             fix="give folder=",
         )
     _check_dtypes(model)
-    with _own_random(given.seed):
+    with Aside(given.seed):
         trainer = Trainer(model, teacher, given, folder, resume, progress)
         if split is None:
             uses = Uses(
@@ -106,7 +106,8 @@ def finetune(
                 fitted=frozenset(fitted),
                 left_out=frozenset(scored),
             )
-            with trainer.engine.first(download):
+            alone = trainer.engine.accelerator.main_process_first
+            with alone() if download else contextlib.nullcontext():
                 split = split_for(
                     model,
                     uses,
@@ -129,23 +130,6 @@ def settings_for(settings: Training | None, asked: dict[str, Any]) -> Training:
     if "steps" in asked:
         given.pop("epochs", None)
     return validated(Training, {**given, **asked}, "training setting", error=TrainingError)
-
-
-@contextlib.contextmanager
-def _own_random(seed: int) -> Iterator[None]:
-    """Seed every generator, and put them back afterwards."""
-    before = random_state()
-    import random
-
-    import numpy as np
-
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-    try:
-        yield
-    finally:
-        set_random_state(before)
 
 
 def _inputs(model: nn.Module, inputs: Sequence[TensorSpec | str] | None) -> tuple[TensorSpec, ...]:

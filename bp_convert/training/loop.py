@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bp_convert.data.randomness import random_state, set_random_state
+from bp_convert.randomness import random_state, set_random_state
 from bp_convert.training.average import Average
 from bp_convert.training.checkpoints import Checkpoints
 from bp_convert.training.engine import Engine

@@ -11,7 +11,7 @@ from torch import nn
 
 from bp_convert.data.split import Split
 from bp_convert.errors import TrainingError
-from bp_convert.graph.clone import clone, shadow
+from bp_convert.graph.clone import clone
 from bp_convert.graph.running import evaluating
 from bp_convert.surgery import fingerprint
 from bp_convert.torch_private import forget_compiled
@@ -125,11 +125,9 @@ class Trainer:
         return self._result(), self._report(loop, expected, resumed)
 
     def _teacher(self, teacher: nn.Module) -> nn.Module:
-        """Return the teacher in eval mode on the device; the user's own stays as it is."""
-        device = self.engine.device
-        here = all(p.device == device for p in teacher.parameters())
-        copy = shadow(teacher) if here else clone(teacher).to(device)
-        return evaluating(copy)
+        """Return a copy of the teacher in eval mode on the device; a forward may write on its own
+        weights, so it shares none with the user's."""
+        return evaluating(clone(teacher, apart=True).to(self.engine.device))
 
     def _objective(
         self, model: nn.Module, teacher: nn.Module | None, learnt: Feed

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 import bp_convert
-from bp_convert.data import Examples, image_folder, load_examples, pictures
+from bp_convert.data import Examples, Uses, image_folder, load_examples, pictures, split_for
 from bp_convert.data.factory import open_data
 from bp_convert.errors import DataError
+from bp_convert.values.settings import Settings
 from tests.data.crafted import first_column, image, refuses, scored, spec
 from tests.training.test_feed import read
 
@@ -107,11 +108,13 @@ def test_a_folder_is_looked_through_once(tmp_path: Path, monkeypatch: pytest.Mon
     calls: list[Any] = []
     decoded = image_folder._decoded
     monkeypatch.setattr(image_folder, "_decoded", lambda path: calls.append(path) or decoded(path))
-    load_examples(source, SPECS, count=2)
-    first = len(calls)
-    load_examples(source, SPECS, count=2)
-    assert first == 12 + 1 + 2
-    assert len(calls) - first == 1 + 2
+    uses = Uses(source, 2, evaluate=source, scored=2, learn=source, validation=0.2)
+    split = split_for(nn.Identity(), uses, Settings(inputs=tuple(SPECS)))
+    assert len(calls) == 12 + 1
+    for share in (split.calibrate, split.evaluate):
+        assert share is not None
+        assert share.examples.count == 2
+    assert len(calls) == 12 + 1 + 2 + 2
     image(tmp_path / "images" / "1" / "003.png", 9)  # mended
     assert load_examples(source, SPECS).count == 12
 

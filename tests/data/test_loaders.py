@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from bp_convert.data import from_loader, load_examples
+from bp_convert.data import load_examples
 from tests.data.crafted import first_column, refuses, scored, spec
 
 HEAD = """
@@ -85,21 +85,21 @@ def test_a_named_input(tmp_path: Path) -> None:
 
 def test_several_inputs_and_a_label() -> None:
     data = TensorDataset(torch.zeros(6, 3), torch.zeros(6, 2), torch.arange(6))
-    found = from_loader(DataLoader(data, batch_size=4), [spec("3"), spec("2")])
+    found = load_examples(DataLoader(data, batch_size=4), [spec("3"), spec("2")])
     assert len(found.batches[0][0]) == 2
     assert found.labels is not None
     two = TensorDataset(torch.zeros(6, 3), torch.zeros(6, 2))
-    assert from_loader(DataLoader(two), [spec("3"), spec("2")]).labels is None
+    assert load_examples(DataLoader(two), [spec("3"), spec("2")]).labels is None
     with refuses("items of 3 parts", "1 inputs"):
-        from_loader(DataLoader(data), [spec("3")])
+        load_examples(DataLoader(data), [spec("3")])
     with refuses("items of 2 parts"):
-        from_loader(DataLoader(two), [spec("3"), spec("2"), spec("1")])
+        load_examples(DataLoader(two), [spec("3"), spec("2"), spec("1")])
 
 
 def test_without_specs_integers_are_the_label() -> None:
     x, y = torch.zeros(6, 3), torch.arange(6)
-    assert from_loader(DataLoader(TensorDataset(x, y), batch_size=3)).labels is not None
-    both = from_loader(DataLoader(TensorDataset(x, x), batch_size=3))
+    assert load_examples(DataLoader(TensorDataset(x, y), batch_size=3)).labels is not None
+    both = load_examples(DataLoader(TensorDataset(x, x), batch_size=3))
     assert both.labels is None
     assert len(both.batches[0][0]) == 2
 
@@ -109,7 +109,7 @@ def test_ragged_batches_stay_as_they_come() -> None:
         {"input_ids": torch.ones(2, n, dtype=torch.int64), "attention_mask": torch.ones(2, n)}
         for n in (3, 5, 4)
     ]
-    found = from_loader(batches, [spec("input_ids=int64:1x8<9")], count=5)
+    found = load_examples(batches, [spec("input_ids=int64:1x8<9")], count=5)
     assert [tuple(kw["input_ids"].shape) for _, kw in found.batches] == [(2, 3), (2, 5), (1, 4)]
 
 
@@ -121,7 +121,7 @@ def test_a_generator_is_read_no_further_than_needed() -> None:
             asked.append(1)
             yield torch.zeros(4, 3)
 
-    assert from_loader(endless, [spec("3")], count=6).count == 6
+    assert load_examples(endless, [spec("3")], count=6).count == 6
     assert len(asked) == 2
 
 
@@ -130,12 +130,12 @@ def test_the_global_generators_are_left_as_they_were() -> None:
         yield torch.tensor([[torch.rand(()), np.random.rand(), random.random()]])
 
     states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # type: ignore[index]
-    one = from_loader(loader, [spec("3")], seed=1)
+    one = load_examples(loader, [spec("3")], seed=1)
     assert torch.equal(states[0], torch.get_rng_state())
     assert np.array_equal(states[1], np.random.get_state()[1])  # type: ignore[index]
     assert states[2] == random.getstate()
-    assert one.digest == from_loader(loader, [spec("3")], seed=1).digest
-    assert one.digest != from_loader(loader, [spec("3")], seed=2).digest
+    assert one.digest == load_examples(loader, [spec("3")], seed=1).digest
+    assert one.digest != load_examples(loader, [spec("3")], seed=2).digest
 
 
 def test_a_file_may_import_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

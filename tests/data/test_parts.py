@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bp_convert.data import adapt, from_loader, from_tensors, load_examples
+from bp_convert.data import adapt, from_tensors, load_examples
 from bp_convert.data.factory import tensor_rows
 from bp_convert.data.share import first_rows, last_rows, parted, shuffled
 from tests.data.crafted import first_column, numbered, refuses, scored, spec
@@ -71,7 +71,7 @@ def test_examples_know_their_numbers_in_the_source(tmp_path: Path) -> None:
     found = load_examples(tmp_path / "x.npy", [spec("3")], count=10)
     assert found.rows is not None
     assert list(found.rows) == [int(one) for one in first_column(found)]
-    assert from_loader([torch.zeros(4, 3)], [spec("3")]).rows is None
+    assert load_examples([torch.zeros(4, 3)], [spec("3")]).rows is None
 
 
 def test_the_same_call_gives_the_same_examples(tmp_path: Path) -> None:

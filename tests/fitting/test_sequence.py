@@ -384,3 +384,24 @@ def test_gates_are_fitted_by_how_far_each_output_moves_the_state(joint: bool) ->
             values = torch.linalg.svdvals(metric.root(rows[:, None] * whole).double())
             best = float(values[3:].square().sum())
             assert metric.energy(rows[:, None] * (whole - near)) == pytest.approx(best, rel=1e-2)
+
+
+def test_a_forward_that_writes_on_its_own_weights_changes_only_copies() -> None:
+    class Worn(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = mlp(24, 36, 40, 8)
+            self.scale = nn.Parameter(torch.ones(24))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.scale.mul_(0.9)
+            out: Tensor = self.body(x * self.scale)
+            return out
+
+    model, inputs = Worn(), (TensorSpec(shape=(24,)),)
+    plan = _planned(model, inputs, 0.4)
+    small = apply_plan(model, plan).model
+    fit_to_data(model, small, plan, examples(vectors(40, 24)).batches)
+    for one in (model, small):
+        assert torch.equal(one.scale, torch.ones(24))  # type: ignore[arg-type]

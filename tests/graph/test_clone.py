@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import bp_convert
 from bp_convert.errors import PlanError
-from bp_convert.graph.clone import clone, shadow
+from bp_convert.graph.clone import clone
 from bp_convert.graph.running import evaluating, in_mode, same_draws
 
 FULL: dict[str, Any] = {"rank": 10**6, "convert_anyway": True, "convert_head": True}
@@ -81,13 +81,6 @@ def test_tensors_with_a_graph_are_copied() -> None:
     copy = clone(model)
     assert torch.equal(copy.kept[0], model.kept[0])
     assert copy.kept[0] is not model.kept[0]
-
-
-def test_a_table_that_is_renormalised_is_not_shared() -> None:
-    table = nn.Embedding(5, 4, max_norm=0.1)
-    before = table.weight.detach().clone()
-    shadow(table)(torch.arange(5))
-    assert torch.equal(table.weight, before)
 
 
 class Caching(nn.Module):

@@ -342,3 +342,21 @@ def test_one_run_s_precision_does_not_bind_the_next() -> None:
     for precision in ("bf16", "no"):
         made = engines.Engine(Training(precision=precision))
         assert made.accelerator.mixed_precision == precision
+
+
+def test_a_teacher_that_writes_on_its_own_weights_stays_as_it_is() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = runs.plain()
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.body[0].weight.mul_(0.99)
+            out: Tensor = self.body(x)
+            return out
+
+    teacher = Counting()
+    before = {key: value.clone() for key, value in teacher.state_dict().items()}
+    bp_convert.finetune(runs.plain(), runs.data(), teacher=teacher, steps=2)
+    assert all(torch.equal(value, before[key]) for key, value in teacher.state_dict().items())

@@ -20,8 +20,10 @@ class Aside:
     """Random states of their own, in use inside ``with``."""
 
     def __init__(self, seed: int) -> None:
+        before = random_state()
         with same_draws(seed):
             self._state = random_state()
+        set_random_state(before)  # the devices' as well
 
     def __enter__(self) -> None:
         self._before = random_state()
