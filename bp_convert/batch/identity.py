@@ -12,6 +12,7 @@ from bp_convert._version import __version__
 from bp_convert.batch.sources import files_of
 from bp_convert.data.factory import has_parts
 from bp_convert.data.split import is_same
+from bp_convert.files.atomic import digest_of_file
 from bp_convert.values.recipe import Job
 
 # Words and figures beside a result, and how it is reached: not what it is.
@@ -59,8 +60,7 @@ class Identities:
 
 def _digest(path: Path) -> str:
     if path.is_file():
-        with path.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()[:20]
+        return digest_of_file(path, digits=20)
     if not path.is_dir():
         return "absent"
     found = sorted(one for one in path.rglob("*") if one.is_file() and not _hidden(one, path))

@@ -155,10 +155,13 @@ def write_hashed(folder: Path, stem: str, suffix: str, write: Write) -> Path:
     return path
 
 
-def digest_of_file(path: Path) -> str:
-    """Return 16 hex digits of the SHA-256 of a file's contents."""
+def digest_of_file(path: Path, digits: int = 16) -> str:
+    """Return the first hex digits of the SHA-256 of a file's contents."""
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()[:digits]
 
 
 def sweep_temporaries(folder: Path) -> None:

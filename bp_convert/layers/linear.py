@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from bp_convert.kron.contract import bilinear
 from bp_convert.kron.nearest import nearest_kronecker_sum, reconstruct

@@ -73,7 +73,7 @@ class Reach:
             self.reached.append((found, full))
             add_safe_globals([(found, full)])
             return found
-        if isinstance(owner, enum.EnumType):
+        if isinstance(owner, enum.EnumMeta):
             return owner.__members__.get(name)
         function = isinstance(found, FunctionType | staticmethod | classmethod)
         return getattr(owner, name) if function and self.trusts(owner) else None
