@@ -1,4 +1,5 @@
-"""Every private name of torch that the package touches, each with why nothing public will do.
+"""Every private name of torch that the package touches, each with why nothing public will do; and
+where versions of torch differ, from 2.6 on.
 
 No other file may reach for one (tests/test_torch_private.py looks), so a new torch is judged here.
 Names that a FILE may hold, in ``pickles/``, are data and no use of theirs.
@@ -7,6 +8,7 @@ Names that a FILE may hold, in ``pickles/``, are data and no use of theirs.
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -148,6 +150,13 @@ def version_of(tensor: Tensor) -> int:
     return tensor._version
 
 
+def hash_of(flat: Tensor) -> int:
+    """Hash the bytes of a tensor of one axis, by torch's own hash where there is one (2.9)."""
+    if hasattr(torch, "hash_tensor"):
+        return int(torch.hash_tensor(flat.view(torch.uint8) if flat.is_complex() else flat).item())
+    return zlib.crc32(flat.view(torch.uint8).cpu().numpy())
+
+
 def storage_id(tensor: Tensor) -> int:
     """Return what is one for all tensors of one memory, on the meta device too, where there is no
     address."""
@@ -182,6 +191,11 @@ def names_beyond_tensors(pickle: Any) -> list[str]:
     """List the names in an open pickle that are not admitted by torch itself; the public function
     takes files of ``torch.save`` only."""
     return sorted(get_globals_in_pkl(pickle) - _get_allowed_globals().keys())
+
+
+def fills_lists_of_classes() -> bool:
+    """Return whether the safe loader fills a list of a class that it does not know itself."""
+    return hasattr(Unpickler, "_check_append_target")
 
 
 def memory_events(run: Callable[[], Any]) -> Iterator[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import sys
 import threading
 import warnings
@@ -23,7 +24,7 @@ from bp_convert.pickles.admit import admit, is_weapon
 from bp_convert.pickles.code import MAIN, covers, is_private
 from bp_convert.pickles.inert import InertReach, inert_class, module_class
 from bp_convert.pickles.reach import Reach
-from bp_convert.torch_private import Unpickler, names_beyond_tensors
+from bp_convert.torch_private import Unpickler, fills_lists_of_classes, names_beyond_tensors
 
 _SHOWN = 8  # names listed in a message
 _LOCK = threading.Lock()  # torch keeps the names it admits in one global list
@@ -259,6 +260,9 @@ def _damaged(path: Path, problem: Exception) -> CheckpointError:
         name = text.partition("GLOBAL ")[2].split(" ")[0]
         found = f"a file in the format of torch 1.5 or older that names {name}; nothing was run"
         fix = "load it where you trust it and save only the state dict"
+    elif re.search("only (append to|extend) lists", text) and not fills_lists_of_classes():
+        found = f"a list of an unknown class, which torch {torch.__version__} does not read safely"
+        fix = "load it with a newer torch, or save its state dict alone"
     elif "weights_only" in text.splitlines()[0] if text else False:
         found, fix = _unreadable(problem, text.partition("WeightsUnpickler error:")[2])
     else:

@@ -8,7 +8,7 @@ from torch.nn.parameter import is_lazy
 
 from bp_convert.errors import VerificationError
 from bp_convert.graph.clone import all_tensors
-from bp_convert.torch_private import version_of
+from bp_convert.torch_private import hash_of, version_of
 
 Fingerprint = tuple[tuple[int, int, int], ...]
 
@@ -44,5 +44,4 @@ def _bits(tensor: Tensor) -> int:
         return 0
     if tensor.is_quantized:
         tensor = tensor.int_repr()
-    flat = tensor.detach().contiguous().view(-1)
-    return int(torch.hash_tensor(flat.view(torch.uint8) if flat.is_complex() else flat).item())
+    return hash_of(tensor.detach().contiguous().view(-1))
