@@ -22,6 +22,7 @@ from bp_convert.files import load_model
 from bp_convert.layers import BPConv2d, BPEmbedding, BPLinear
 from bp_convert.models import MODELS, build
 from bp_convert.pickles.admit import admit
+from bp_convert.torch_private import fills_lists_of_classes
 
 RESNET = "torchvision:resnet18"
 # One of each family of torchvision's classifiers, the smallest.
