@@ -154,7 +154,7 @@ def hash_of(flat: Tensor) -> int:
     """Hash the bytes of a tensor of one axis, by torch's own hash where there is one (2.9)."""
     if hasattr(torch, "hash_tensor"):
         return int(torch.hash_tensor(flat.view(torch.uint8) if flat.is_complex() else flat).item())
-    return zlib.crc32(flat.view(torch.uint8).cpu().numpy())
+    return zlib.crc32(flat.view(torch.uint8).cpu().numpy().data)
 
 
 def storage_id(tensor: Tensor) -> int:
