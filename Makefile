@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow check format compat clean
+.PHONY: demo test test-slow check docs format compat clean
 
 demo: $(READY)
 	$(BIN)/bp-convert demo
@@ -20,6 +20,10 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# A warning fails it: a broken link, a name without a docstring. Nothing is fetched.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -29,7 +33,7 @@ compat: $(READY)
 	$(BIN)/python tests/compat.py
 
 clean:
-	rm -rf $(VENV) .compat demo-out build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .compat demo-out site build *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

@@ -25,11 +25,12 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import bp_convert
-from benchmarks import assets, recovery
+from benchmarks import recovery
+from benchmarks.clock import machine
 from benchmarks.quality import outputs, shuffled
-from benchmarks.timing import machine
 from bp_convert.data import vision_sets
 from bp_convert.values.plan import Plan
+from recipes import assets
 
 HALVINGS = 12
 

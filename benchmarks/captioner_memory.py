@@ -18,7 +18,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import bp_convert
-from benchmarks.timing import machine
+from benchmarks.clock import machine
 from bp_convert.models import build
 
 INPUTS = ("image=float32:1x4096", "tokens=int64:1x{words}<8256")

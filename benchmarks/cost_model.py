@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from benchmarks.timing import interleaved, machine
+from benchmarks.clock import interleaved, machine
 from bp_convert.kinds import Ask, kind_of
 from bp_convert.kinds import speed as model
 

@@ -16,8 +16,8 @@ from statistics import mean, stdev
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import bp_convert
+from benchmarks.clock import machine
 from benchmarks.recovery import digits, from_noise
-from benchmarks.timing import machine
 
 DECAYS = (0.0, 1e-4, 1e-3, 1e-2)
 

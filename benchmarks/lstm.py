@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from benchmarks.timing import machine
+from benchmarks.clock import machine
 from bp_convert.layers import lstm_cost
 from bp_convert.layers.lstm import BPLSTM
 

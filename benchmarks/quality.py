@@ -5,7 +5,7 @@
 Prints, for each model and share, the score on held-out data for the four methods: truncated SVD and
 Kronecker sums, fitted to the weights and to calibration data. All four are planned by the same
 planner on the same budget. Calibration examples never are evaluation examples, and their labels are
-not used. The models and data install from the package registries (see ``benchmarks/assets.py``).
+not used. The models and data install from the package registries (see ``recipes/assets.py``).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import bp_convert
-from benchmarks import assets
+from benchmarks.clock import machine
 from benchmarks.real_models import minilm
-from benchmarks.timing import machine
 from bp_convert.data import Examples, from_tensors
+from recipes import assets
 
 METHODS = ("svd", "kron", "svd-data", "kron-data")
 SHARES = (0.5, 0.25, 0.1, 0.05)

@@ -3,7 +3,7 @@
     python benchmarks/real_models.py [--only MODEL] [RANK ...]
 
 RANK is a share of each layer's parameters or a number of terms; ``full`` asks for full rank. The
-models install from the package registries (see ``benchmarks/assets.py``).
+models install from the package registries (see ``recipes/assets.py``).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import bp_convert
-from benchmarks import assets
-from benchmarks.timing import machine
+from benchmarks.clock import machine
+from recipes import assets
 
 
 def minilm() -> nn.Module:

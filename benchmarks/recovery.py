@@ -28,9 +28,9 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import bp_convert
 import bp_convert.pipeline
-from benchmarks import assets
-from benchmarks.timing import machine
+from benchmarks.clock import machine
 from bp_convert.models import build
+from recipes import assets
 
 
 @dataclass

@@ -24,8 +24,9 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import bp_convert
-from benchmarks import assets, real_models
-from benchmarks.timing import machine
+from benchmarks import real_models
+from benchmarks.clock import machine
+from recipes import assets
 
 TARGETS = ("params=0.5", "params=0.25", "params=0.1", "params=0.05", "macs=0.5", "size=30%")
 MODELS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {

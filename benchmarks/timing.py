@@ -1,43 +1,168 @@
-"""Interleaved timing, and the line that names the machine."""
+"""How much faster bilinear layers and converted models are than dense ones.
+
+    python benchmarks/timing.py layers [--only Linear] [--rank 1 4] [--train] [--device cuda]
+    python benchmarks/timing.py models [--only MODEL] [--share 0.25]
+    python benchmarks/timing.py nearest    # the fit itself, against a full SVD
+
+Medians of passes that take turns in one run; above 1 the bilinear one is faster. Layers have the
+factors of the ``fast`` policy; models are planned by their weights alone. The LSTM's paths are
+timed by ``benchmarks/lstm.py``.
+"""
 
 from __future__ import annotations
 
-import platform
+import argparse
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import bp_convert
+from benchmarks.clock import interleaved, machine
+from benchmarks.targets import MODELS
+from bp_convert.costs import measure
+from bp_convert.kinds import Ask, kind_of
+from bp_convert.kron.nearest import nearest_kronecker_sum, rearrange
+from bp_convert.search.choose import SLOWER
+
+LINEAR = ((512, 512), (768, 3072), (4096, 4096), (25088, 4096))
+CONV = ((64, 56), (128, 28), (256, 14), (512, 7))
+LSTM = ((256, 256, 20), (256, 1000, 20))
+SIDE, PAIR, RANK = 4096, (64, 64), 8  # of the weights of ``nearest``
 
 
-def interleaved(
-    passes: Sequence[Callable[[], Any]], repeats: int = 15, warm_up: int = 3
-) -> list[float]:
-    """Return each pass's median in microseconds; the passes take turns, so that a machine whose
-    speed drifts treats them alike."""
-    for one in passes:
-        for _ in range(warm_up):
-            one()
-    times: list[list[float]] = [[] for _ in passes]
-    for _ in range(repeats):
-        for one, taken in zip(passes, times, strict=True):
+def cases(large: bool) -> Iterator[tuple[str, nn.Module, list[Tensor]]]:
+    """Yield layers as models have them, each with a small and a large batch.
+
+    Args:
+        large: take the large batches of a CUDA device.
+    """
+    for inputs, outputs in LINEAR:
+        xs = [torch.randn(n, inputs) for n in ((32, 4096) if large else (1, 32))]
+        yield f"Linear {inputs} -> {outputs}", nn.Linear(inputs, outputs), xs
+    for channels, size in CONV:
+        xs = [torch.randn(n, channels, size, size) for n in ((16, 64) if large else (1, 16))]
+        conv = nn.Conv2d(channels, channels, 3, padding=1)
+        yield f"Conv2d {channels} 3x3 at {size}x{size}", conv, xs
+    for inputs, hidden, steps in LSTM:
+        xs = [torch.randn(steps, n, inputs) for n in (1, 32)]
+        yield f"LSTM {inputs} -> {hidden}, {steps} steps", nn.LSTM(inputs, hidden), xs
+    tokens = [torch.randint(0, 30522, (n, 128)) for n in (1, 32)]
+    yield "Embedding 30522 x 384, 128 words", nn.Embedding(30522, 384), tokens
+
+
+def layers(asked: argparse.Namespace) -> None:
+    """Print a row for each layer, rank and batch."""
+    dtype = getattr(torch, asked.dtype)
+    print(f"{machine(asked.device)}, {asked.dtype}, {'training' if asked.train else 'inference'}")
+    print(f"{'layer':34s} {'batch':>5s} {'rank':>4s} {'dense us':>9s} {'ratio':>7s}  factors")
+    for name, dense, xs in cases(asked.device.startswith("cuda")):
+        if asked.only not in name:
+            continue
+        dense = dense.to(asked.device, dtype).train(asked.train)
+        kind = kind_of(dense)
+        assert kind is not None
+        widths = kind.widths(dense)
+        for rank in asked.rank:
+            factors = kind.factor(dense, widths, Ask(rank=rank))
+            twin = kind.build(dense, widths, factors, asked.device).train(asked.train)
+            for x in xs:
+                x = x.to(asked.device, dtype if x.is_floating_point() else None)
+                slow, fast = interleaved([_pass(dense, x), _pass(twin, x)], 21, device=asked.device)
+                batch = x.shape[1] if isinstance(dense, nn.LSTM) else len(x)
+                print(
+                    f"{name:34s} {batch:5d} {rank:4d} {slow:9.0f} {slow / fast:6.2f}x  "
+                    f"{next(iter(factors.values()))}",
+                    flush=True,
+                )
+
+
+def _pass(layer: nn.Module, x: Tensor) -> Callable[[], None]:
+    def infer() -> None:
+        with torch.inference_mode():
+            layer(x)
+
+    def step() -> None:
+        layer.zero_grad()
+        given = x.detach().requires_grad_() if x.is_floating_point() else x
+        out = layer(given)
+        (out[0] if isinstance(out, tuple) else out).sum().backward()
+
+    return step if layer.training else infer
+
+
+def models(asked: argparse.Namespace) -> None:
+    """Print milliseconds of whole models before and after, and their ratio."""
+    print(f"{machine()}\n\n| model | parameters | batch | before, ms | after, ms | ratio | note |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | --- |", flush=True)
+    for name, (make, inputs) in MODELS.items():
+        if asked.only not in name:
+            continue
+        model = make()
+        for share in asked.share:
+            plan = bp_convert.plan(model, target=f"params={share}", inputs=inputs)
+            small = bp_convert.apply(model, plan)
+            note = "planned as slower" if SLOWER in plan.notes else ""
+            for batch in (1, 32):
+                found = measure(model, small, plan.inputs, batch=batch)
+                print(
+                    f"| {name} | {100 * plan.params.ratio:.1f} % | {batch} | "
+                    f"{found.dense_ms:.2f} | {found.converted_ms:.2f} | "
+                    f"{found.speedup:.2f} | {note} |",
+                    flush=True,
+                )
+
+
+def nearest(asked: argparse.Namespace) -> None:
+    """Print how long the nearest Kronecker sum of a 4096 x 4096 weight takes, how long a full SVD
+    of the rearranged matrix, and the error beside the optimum, which the singular values give."""
+    print(f"nearest Kronecker sum, {SIDE}x{SIDE}, pairs 64x64, R={RANK}; {machine()}")
+    # Columns scaled by 1 / i fall; a Gaussian weight has nothing to find, and is the hardest.
+    falling = torch.randn(SIDE, SIDE) / torch.arange(1, SIDE + 1)
+    falling = falling.view(*PAIR, *PAIR).transpose(1, 2).reshape(SIDE, SIDE)
+    for name, weight in (("falling", falling), ("flat", torch.randn(SIDE, SIDE))):
+        table = rearrange(weight, PAIR, PAIR)
+        ours: list[float] = []
+        nearest_kronecker_sum(weight, PAIR, PAIR, RANK)  # warm up
+        for _ in range(5):
             start = time.perf_counter()
-            one()
-            taken.append(1e6 * (time.perf_counter() - start))
-    return [median(taken) for taken in times]
+            fit = nearest_kronecker_sum(weight, PAIR, PAIR, RANK)
+            ours.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        values = torch.linalg.svd(table, full_matrices=False).S.double()
+        slow, fast = time.perf_counter() - start, median(ours)
+        best = float((values[RANK:].square().sum() / values.square().sum()).sqrt())
+        print(
+            f"{name:8s} ours {fast:6.3f} s  svd {slow:7.2f} s  ratio {slow / fast:6.1f}"
+            f"  error {fit.error:.6f}  optimum {best:.6f}  over {fit.error / best - 1:+.5%}",
+            flush=True,
+        )
 
 
-def machine() -> str:
-    """Name the CPU, the threads and torch's version."""
-    name = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [
-            line.split(":")[1].strip()
-            for line in info.read_text().splitlines()
-            if "model name" in line
-        ]
-        name = names[0] if names else name
-    return f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+CASES = {"layers": layers, "models": models, "nearest": nearest}
+
+
+def main() -> None:
+    """Run what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("case", choices=CASES)
+    parser.add_argument("--only", default="", help="a part of the layer's or model's name")
+    parser.add_argument("--rank", type=int, nargs="+", default=[1, 4], help="of layers")
+    parser.add_argument("--train", action="store_true", help="layers: forward and backward")
+    parser.add_argument("--device", default="cpu", help="of layers: cpu or cuda")
+    parser.add_argument("--dtype", default="float32", help="of layers")
+    parser.add_argument("--share", type=float, nargs="+", default=[0.25], help="of models")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    asked = parser.parse_args()
+    torch.set_num_threads(asked.threads)
+    torch.manual_seed(0)
+    CASES[asked.case](asked)
+
+
+if __name__ == "__main__":
+    main()

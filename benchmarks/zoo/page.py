@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.timing import machine
+from benchmarks.clock import machine
 from benchmarks.zoo.trial import MODES, OUTCOMES
 
 Record = dict[str, Any]

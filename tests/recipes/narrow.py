@@ -67,7 +67,7 @@ def voice_encoder() -> nn.Module:
 
 def crepe() -> nn.Module:
     """Return torchcrepe's form with few channels."""
-    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
     from assets import Crepe
 
     class Narrow(Crepe):

@@ -15,7 +15,7 @@ from bp_convert.values.recipe import Job
 from bp_convert.values.tensors import TensorSpec
 from bp_convert.values.training import Training
 
-MODELS = "benchmarks/asset_models.py"
+MODELS = "recipes/asset_models.py"
 # Trained models by their classes, without the weights that a registry has; large ones smaller.
 FRESH = {
     f"{MODELS}:digit_cnn": "tests/recipes/narrow.py:digit_cnn",
@@ -86,7 +86,7 @@ def shrunk(job: Job, folder: Path) -> Job:
     data = _data(job, inputs, folder)
     changes: dict[str, object] = {
         "arch": arch,
-        "trust": (MODELS, "benchmarks/assets.py", "tests/recipes/narrow.py"),
+        "trust": (MODELS, "recipes/assets.py", "tests/recipes/narrow.py"),
     }
     if job.input:
         changes["input"] = inputs

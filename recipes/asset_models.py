@@ -6,17 +6,12 @@ As in ``assets.py`` nothing of it lives in this repository, and no code of the p
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 from typing import ClassVar
 
+import assets  # beside this file, whose folder can be imported from once it is run
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import assets
 
 # Text in pictures: a reader with LSTMs, and a detector
 

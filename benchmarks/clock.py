@@ -1,0 +1,64 @@
+"""Interleaved timing, and the line that names the machine."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+
+def interleaved(
+    passes: Sequence[Callable[[], Any]],
+    repeats: int = 15,
+    warm_up: int = 3,
+    device: str = "cpu",
+) -> list[float]:
+    """Return each pass's median in microseconds; the passes take turns, so that a machine whose
+    speed drifts treats them alike."""
+    clock = _on_cuda if device.startswith("cuda") else _on_cpu
+    for one in passes:
+        for _ in range(warm_up):
+            one()
+    times: list[list[float]] = [[] for _ in passes]
+    for _ in range(repeats):
+        for one, taken in zip(passes, times, strict=True):
+            taken.append(clock(one))
+    return [median(taken) for taken in times]
+
+
+def _on_cpu(one: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    one()
+    return 1e6 * (time.perf_counter() - start)
+
+
+def _on_cuda(one: Callable[[], Any], times: int = 5) -> float:
+    """Time several passes between two events of the device, so that launching them is hidden."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(times):
+        one()
+    end.record()
+    torch.cuda.synchronize()
+    return 1e3 * start.elapsed_time(end) / times
+
+
+def machine(device: str = "cpu") -> str:
+    """Name the CPU or the CUDA device, the threads and torch's version."""
+    if device.startswith("cuda"):
+        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [
+            line.split(":")[1].strip()
+            for line in info.read_text().splitlines()
+            if "model name" in line
+        ]
+        name = names[0] if names else name
+    return f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
