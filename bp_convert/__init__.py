@@ -5,127 +5,71 @@ Importing this package does not import torch; the names below are loaded when fi
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bp_convert._version import __version__
+from bp_convert._version import __version__ as __version__
 
-if TYPE_CHECKING:
-    from bp_convert.errors import (
-        BpConvertError,
-        CheckpointError,
-        DataError,
-        FactorError,
-        PlanError,
-        RecipeError,
-        TraceError,
-        TrainingError,
-        VerificationError,
-    )
-    from bp_convert.layers import BPLSTM, BPConv1d, BPConv2d, BPConv3d, BPEmbedding, BPLinear
-    from bp_convert.pipeline import (
-        apply,
-        convert,
-        inspect,
-        load,
-        open_model,
-        plan,
-        read_plan,
-        save,
-        to_dense,
-        write_plan,
-    )
-    from bp_convert.training import finetune
-    from bp_convert.values.factors import FactorSpec
-    from bp_convert.values.plan import Plan
-    from bp_convert.values.report import Report
-    from bp_convert.values.settings import LayerRule, Settings
-    from bp_convert.values.tensors import TensorSpec
-    from bp_convert.values.training import Distill, Trained, Training
+if TYPE_CHECKING:  # The public names, here and nowhere else: what runs reads them from here.
+    from bp_convert.data import Examples as Examples
+    from bp_convert.data import from_tensors as from_tensors
+    from bp_convert.errors import BpConvertError as BpConvertError
+    from bp_convert.errors import CheckpointError as CheckpointError
+    from bp_convert.errors import DataError as DataError
+    from bp_convert.errors import FactorError as FactorError
+    from bp_convert.errors import PlanError as PlanError
+    from bp_convert.errors import RecipeError as RecipeError
+    from bp_convert.errors import TraceError as TraceError
+    from bp_convert.errors import TrainingError as TrainingError
+    from bp_convert.errors import VerificationError as VerificationError
+    from bp_convert.evaluation import Scorer as Scorer
+    from bp_convert.layers import BPLSTM as BPLSTM
+    from bp_convert.layers import BPConv1d as BPConv1d
+    from bp_convert.layers import BPConv2d as BPConv2d
+    from bp_convert.layers import BPConv3d as BPConv3d
+    from bp_convert.layers import BPEmbedding as BPEmbedding
+    from bp_convert.layers import BPLinear as BPLinear
+    from bp_convert.pipeline import apply as apply
+    from bp_convert.pipeline import convert as convert
+    from bp_convert.pipeline import inspect as inspect
+    from bp_convert.pipeline import load as load
+    from bp_convert.pipeline import open_model as open_model
+    from bp_convert.pipeline import plan as plan
+    from bp_convert.pipeline import plan_of as plan_of
+    from bp_convert.pipeline import prune as prune
+    from bp_convert.pipeline import read_plan as read_plan
+    from bp_convert.pipeline import save as save
+    from bp_convert.pipeline import to_dense as to_dense
+    from bp_convert.pipeline import write_plan as write_plan
+    from bp_convert.studies import probe as probe
+    from bp_convert.studies import sweep as sweep
+    from bp_convert.training import finetune as finetune
+    from bp_convert.values.factors import FactorSpec as FactorSpec
+    from bp_convert.values.plan import Plan as Plan
+    from bp_convert.values.report import Report as Report
+    from bp_convert.values.settings import LayerRule as LayerRule
+    from bp_convert.values.settings import Settings as Settings
+    from bp_convert.values.study import Probe as Probe
+    from bp_convert.values.study import Sweep as Sweep
+    from bp_convert.values.tensors import TensorSpec as TensorSpec
+    from bp_convert.values.training import Distill as Distill
+    from bp_convert.values.training import Trained as Trained
+    from bp_convert.values.training import Training as Training
+else:
+    import ast
+    from importlib import import_module
 
-_HOME = {
-    "BPConv1d": "layers",
-    "BPConv2d": "layers",
-    "BPConv3d": "layers",
-    "BPEmbedding": "layers",
-    "BPLSTM": "layers",
-    "BPLinear": "layers",
-    "BpConvertError": "errors",
-    "CheckpointError": "errors",
-    "DataError": "errors",
-    "Distill": "values.training",
-    "FactorError": "errors",
-    "FactorSpec": "values.factors",
-    "LayerRule": "values.settings",
-    "Plan": "values.plan",
-    "PlanError": "errors",
-    "RecipeError": "errors",
-    "Report": "values.report",
-    "Settings": "values.settings",
-    "TensorSpec": "values.tensors",
-    "TraceError": "errors",
-    "Trained": "values.training",
-    "Training": "values.training",
-    "TrainingError": "errors",
-    "VerificationError": "errors",
-    "apply": "pipeline",
-    "convert": "pipeline",
-    "finetune": "training",
-    "inspect": "pipeline",
-    "load": "pipeline",
-    "open_model": "pipeline",
-    "plan": "pipeline",
-    "read_plan": "pipeline",
-    "save": "pipeline",
-    "to_dense": "pipeline",
-    "write_plan": "pipeline",
-}
+    _HOMES = {
+        name.name: node.module
+        for node in ast.walk(ast.parse(__loader__.get_source(__name__)))
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("bp_convert.")
+        for name in node.names
+    }
+    __all__ = sorted(_HOMES)
 
-__all__ = [
-    "BPLSTM",
-    "BPConv1d",
-    "BPConv2d",
-    "BPConv3d",
-    "BPEmbedding",
-    "BPLinear",
-    "BpConvertError",
-    "CheckpointError",
-    "DataError",
-    "Distill",
-    "FactorError",
-    "FactorSpec",
-    "LayerRule",
-    "Plan",
-    "PlanError",
-    "RecipeError",
-    "Report",
-    "Settings",
-    "TensorSpec",
-    "TraceError",
-    "Trained",
-    "Training",
-    "TrainingError",
-    "VerificationError",
-    "__version__",
-    "apply",
-    "convert",
-    "finetune",
-    "inspect",
-    "load",
-    "open_model",
-    "plan",
-    "read_plan",
-    "save",
-    "to_dense",
-    "write_plan",
-]
+    def __getattr__(name):
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_HOMES[name]), name)
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"bp_convert.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    def __dir__():
+        return sorted({*globals(), *_HOMES})

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from bp_convert.costs import measure as measure_latency
 from bp_convert.counting import check_counts, recount
@@ -26,12 +27,13 @@ from bp_convert.graph.inputs import settle_values
 from bp_convert.graph.ready import check_ready
 from bp_convert.graph.reshape import CASTS, cast
 from bp_convert.planner import MAP_BATCH, make_plan
+from bp_convert.pruning import prune as pruned
 from bp_convert.render.summary import verdict
 from bp_convert.reporting import report_of
 from bp_convert.storage import (
     load,
     mark,
-    plan_in,
+    plan_of,
     read_plan,
     save,
     save_dense,
@@ -41,9 +43,9 @@ from bp_convert.storage import (
 from bp_convert.surgery import Converted, apply_plan, carried_out
 from bp_convert.values.explain import validated
 from bp_convert.values.plan import Plan
-from bp_convert.values.progress import Progress
+from bp_convert.values.progress import Progress, told
 from bp_convert.values.report import Report, Verification
-from bp_convert.values.settings import Settings
+from bp_convert.values.settings import Init, Settings, SettingsKeywords
 from bp_convert.values.tensors import TensorSpec
 from bp_convert.verify import fingerprint_of_data, verify
 
@@ -109,8 +111,8 @@ def plan(
     inputs: Inputs | None = None,
     *,
     calibrate: Data | None = None,
-    progress: Progress | None = None,
-    **asked: Any,
+    progress: Progress | bool | None = None,
+    **asked: Unpack[SettingsKeywords],
 ) -> Plan:
     """Decide what becomes of every layer of ``model``; change nothing.
 
@@ -122,7 +124,7 @@ def plan(
             structure forward takes, with the examples on the first axis of each tensor.
         calibrate: data by which a target is spent: Examples, tensors, a loader, or a source as
             the command line takes it. Labels are not needed.
-        progress: called with words, steps done and their number.
+        progress: called with words, steps done and their number; True draws a bar.
 
     Raises:
         PlanError: the request does not fit the model, or a target is out of reach.
@@ -132,7 +134,8 @@ def plan(
     check_ready(model, values=False)
     given, sample = _request(model, settings, inputs, asked)
     examples = None if calibrate is None else examples_for(model, calibrate, given)
-    return make_plan(model, given, examples=examples, given=sample, progress=progress)
+    with told(progress) as tell:
+        return make_plan(model, given, examples=examples, given=sample, progress=tell)
 
 
 def apply(
@@ -173,7 +176,7 @@ def convert(
     measure: Sequence[int] | int = (),
     progress: Progress | None = None,
     source: str = "",
-    **asked: Any,
+    **asked: Unpack[SettingsKeywords],
 ) -> tuple[nn.Module, Report]:
     """Plan, convert a copy, run it against the source, and report.
 
@@ -251,6 +254,33 @@ def convert(
     return result, report.model_copy(update={"verdict": verdict(report)})
 
 
+def prune(
+    model: nn.Module,
+    params: int,
+    *,
+    inputs: Sequence[TensorSpec | str] = (),
+    init: Init = "warm",
+    seed: int = 0,
+) -> tuple[nn.Module, Plan]:
+    """Return a narrower copy of ``model`` of a given size, to compare with, and its plan.
+
+    Args:
+        params: parameters at most.
+        inputs, init, seed: as for ``bp_convert.pruning.prune``, which does it and says how.
+
+    Raises:
+        PlanError: the model's widths cannot be followed, or the size is out of reach.
+    """
+    check_ready(model)
+    specs = [TensorSpec.parse(one) if isinstance(one, str) else one for one in inputs]
+    done, plan = pruned(model, params, inputs=specs, init=init, seed=seed)
+    if init == "warm":
+        lost = tuple(f"{name} starts from noise: {why}" for name, why in done.random.items())
+        plan = plan.model_copy(update={"notes": (*plan.notes, *lost)})
+    mark(done.model, plan.model_dump_json(by_alias=True))
+    return done.model, plan
+
+
 def inspect(
     model: nn.Module | str | Path,
     settings: Settings | None = None,
@@ -258,8 +288,8 @@ def inspect(
     *,
     arch: str | None = None,
     trust: Sequence[str] = (),
-    progress: Progress | None = None,
-    **asked: Any,
+    progress: Progress | bool | None = None,
+    **asked: Unpack[SettingsKeywords],
 ) -> Plan:
     """Return what would happen to each layer of a model or a model file."""
     if not isinstance(model, nn.Module):
@@ -279,7 +309,8 @@ __all__ = [
     "moved",
     "open_model",
     "plan",
-    "plan_in",
+    "plan_of",
+    "prune",
     "read_plan",
     "report_of",
     "save",
@@ -290,7 +321,7 @@ __all__ = [
 
 
 def _request(
-    model: nn.Module, settings: Settings | None, inputs: Inputs | None, asked: dict[str, Any]
+    model: nn.Module, settings: Settings | None, inputs: Inputs | None, asked: Mapping[str, Any]
 ) -> tuple[Settings, SampleInputs | None]:
     """Return what is asked for, and the example inputs that are values."""
     described = [inputs] if isinstance(inputs, str | TensorSpec) else inputs
@@ -305,7 +336,7 @@ def _request(
 
 
 def _settings(
-    settings: Settings | None, inputs: Sequence[TensorSpec | str] | None, asked: dict[str, Any]
+    settings: Settings | None, inputs: Sequence[TensorSpec | str] | None, asked: Mapping[str, Any]
 ) -> Settings:
     if settings is not None and not isinstance(settings, Settings):
         raise PlanError(

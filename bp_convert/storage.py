@@ -67,14 +67,7 @@ def save(
             was not made here.
         VerificationError: the file does not hold what the model does; then it is removed.
     """
-    text = getattr(model, PLAN_ATTRIBUTE, None)
-    if not isinstance(text, str):
-        raise CheckpointError(
-            where=type(model).__name__,
-            found="a model without a conversion plan",
-            allowed="a model that convert() or apply() returned",
-            fix="convert it first, or save it with torch.save",
-        )
+    text = _plan_text(model)
     made = Plan.model_validate_json(text)
     if prove is None and check:
         prove = read_back(model, Path(path), trust=trust)
@@ -178,7 +171,7 @@ def to_dense(model: nn.Module) -> nn.Module:
         one: one.to_dense() for one in model.modules() if isinstance(one, TWINS)
     }
     dense = clone(model, swaps)
-    if hasattr(dense, PLAN_ATTRIBUTE):
+    if is_marked(dense):
         delattr(dense, PLAN_ATTRIBUTE)
     unguard(dense)
     return dense
@@ -201,9 +194,36 @@ def save_dense(
     return _save_dense(Path(path), model, force=force, trust=trust, prove=prove)
 
 
-def plan_in(path: str | Path) -> Plan:
-    """Return the plan that stands in a converted file, without its weights' classes."""
-    return read_plan_text(read_converted(Path(path)).plan_json, str(path))
+def is_marked(model: nn.Module) -> bool:
+    """Return whether the model was made by carrying out a plan."""
+    return isinstance(getattr(model, PLAN_ATTRIBUTE, None), str)
+
+
+def plan_of(model: nn.Module | str | Path) -> Plan:
+    """Return the plan that a converted model, or one in a file, was made by.
+
+    Args:
+        model: what ``convert``, ``apply``, ``prune`` or ``load`` returned; or the path of a
+            converted file, of which nothing is made or run.
+
+    Raises:
+        CheckpointError: the model was not converted, or the file holds no converted model.
+    """
+    if isinstance(model, nn.Module):
+        return Plan.model_validate_json(_plan_text(model))
+    return read_plan_text(read_converted(Path(model)).plan_json, str(model))
+
+
+def _plan_text(model: nn.Module) -> str:
+    text = getattr(model, PLAN_ATTRIBUTE, None)
+    if isinstance(text, str):
+        return text
+    raise CheckpointError(
+        where=type(model).__name__,
+        found="a model without a conversion plan",
+        allowed="a model that convert() or apply() returned",
+        fix="convert it first, or save it with torch.save",
+    )
 
 
 def read_plan(path: str | Path) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import torch
 from torch import nn
 
 import bp_convert
-from bp_convert.errors import PlanError
+from bp_convert.errors import CheckpointError, PlanError
+from bp_convert.pipeline import KEYWORDS
 from bp_convert.values.plan import Plan
 from bp_convert.values.report import Report
+from bp_convert.values.settings import Settings, SettingsKeywords
 
 
 def _model() -> nn.Sequential:
@@ -123,6 +126,96 @@ def test_plans_and_reports_are_shown_in_a_line() -> None:
     first, rest = repr(report).split("\n", 1)
     assert first.startswith(f"<Report of {line}")
     assert rest == report.verdict
-    assert str(report) == repr(report)
+    assert len(repr(report)) < 300
+    for shown in (str(report), str(plan)):
+        assert max(map(len, shown.splitlines())) <= 80
+        assert "params" in shown
+        assert "8x8|8x8" in shown
+    assert str(report).endswith(" ".join(report.verdict.split()[-3:]))
     assert Plan.model_validate_json(plan.model_dump_json(by_alias=True)) == plan
     assert Report.model_validate_json(report.model_dump_json(by_alias=True)) == report
+
+
+def test_notebooks_show_an_escaped_table() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_module("<b>&", nn.Linear(64, 64))
+
+    plan = bp_convert.plan(Odd(), inputs=["64"])
+    _, report = bp_convert.convert(_model(), inputs=["64"], convert_anyway=True)
+    for value in (plan, report):
+        shown = value._repr_html_()
+        assert shown is not None
+        assert "params" in shown
+    assert "&lt;b&gt;&amp;" in (plan._repr_html_() or "")
+    assert "<b>" not in (plan._repr_html_() or "")
+
+
+def test_probes_and_sweeps_are_shown_as_tables() -> None:
+    probe = bp_convert.probe(_model())
+    assert repr(probe) == "<Probe of Sequential: 2 weights>"
+    assert "truncated SVD" in str(probe)
+    sweep = bp_convert.sweep(_model(), ["params=0.5"])
+    assert repr(sweep).startswith("<Sweep of Sequential: 2 points>")
+    assert "params=0.5" in str(sweep)
+    assert "params=0.5" in (sweep._repr_html_() or "")
+
+
+# Names and keywords
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    for name in bp_convert.__all__:
+        assert getattr(bp_convert, name) is not None
+        if name != "__version__":
+            assert getattr(bp_convert, name).__doc__
+    assert {*bp_convert.__all__} <= {*dir(bp_convert)}
+    with pytest.raises(AttributeError, match="no attribute 'convrt'"):
+        _ = bp_convert.convrt  # type: ignore[attr-defined]
+
+
+def test_keywords_are_the_fields_of_settings() -> None:
+    """A type checker sees a keyword that is none; pydantic sees its value."""
+    assert {*SettingsKeywords.__annotations__} == {*Settings.model_fields} - {"inputs"}
+    for function in (bp_convert.plan, bp_convert.convert, bp_convert.inspect):
+        own = {*signature(function).parameters} - {"settings", "inputs", "model", "asked", "source"}
+        assert own - {"arch", "trust"} <= {*KEYWORDS}
+
+
+# Progress
+
+
+def test_progress_is_told_drawn_and_logged(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heard: list[str] = []
+    with caplog.at_level("INFO", logger="bp_convert"):
+        bp_convert.plan(_model(), progress=lambda words, done, total: heard.append(words))
+    assert heard
+    assert [record.message for record in caplog.records] == list(dict.fromkeys(heard))
+    bp_convert.plan(_model(), progress=True)
+    assert capsys.readouterr().out == ""
+
+
+# The plan of a model
+
+
+def test_a_converted_model_knows_its_plan(tmp_path: Path) -> None:
+    small, report = bp_convert.convert(_model(), inputs=["64"], convert_anyway=True)
+    plan = bp_convert.plan_of(small)
+    assert plan == report.plan
+    bp_convert.save(small, tmp_path / "small.pt")
+    assert bp_convert.plan_of(tmp_path / "small.pt") == plan
+    assert bp_convert.plan_of(bp_convert.load(tmp_path / "small.pt")) == plan
+    with pytest.raises(CheckpointError, match="without a conversion plan"):
+        bp_convert.plan_of(_model())
+
+
+def test_a_pruned_model_is_saved_with_its_plan(tmp_path: Path) -> None:
+    small, plan = bp_convert.prune(_model(), 2000, inputs=["64"])
+    assert sum(p.numel() for p in small.parameters()) == plan.params.after <= 2000
+    bp_convert.save(small, tmp_path / "small.pt")
+    assert bp_convert.plan_of(tmp_path / "small.pt") == plan
+    x = torch.randn(3, 64)
+    assert torch.equal(bp_convert.load(tmp_path / "small.pt")(x), small.eval()(x))

@@ -48,7 +48,7 @@ def inspect(
         trail.stage = "reading the model"
         with progress_shown(trail, quiet=quiet or json_only) as progress:
             if not model.is_dir() and pipeline.is_converted(model):
-                result = pipeline.report_of(pipeline.plan_in(model), source="converted before")
+                result = pipeline.report_of(pipeline.plan_of(model), source="converted before")
             else:
                 try:
                     loaded = pipeline.open_model(

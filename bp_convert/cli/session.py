@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bp_convert.errors import BpConvertError, VerificationError
 from bp_convert.faults import Fault, Trail, of_the_machine, written
-from bp_convert.values.progress import Progress
+from bp_convert.values.progress import Progress, bar
 from bp_convert.values.text import as_json
 
 if TYPE_CHECKING:
@@ -90,30 +90,8 @@ def progress_shown(trail: Trail, *, quiet: bool, left: bool = False) -> Iterator
     if quiet or not sys.stderr.isatty():
         yield trail.told(lambda words, done, total: None)
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-    from rich.progress import Progress as Bars
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        *([TextColumn("left"), TimeRemainingColumn()] if left else []),
-    )
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("loading", total=None)
-
-        def update(words: str, done: int, total: int) -> None:
-            bars.update(task, description=words[-40:].ljust(40), completed=done, total=total)
-
-        yield trail.told(update)
+    with bar(left=left) as progress:
+        yield trail.told(progress)
 
 
 def show(what: RenderableType) -> None:

@@ -15,7 +15,7 @@ STAGES = {
     "proof": "writing",
     "cli/settings": "reading the settings",
     "storage.load": "reading the model",
-    "storage.plan_in": "reading the plan",
+    "storage.plan_of": "reading the plan",
     "storage.read_plan": "reading the plan",
     "storage": "writing",
     "files/atomic": "writing",

@@ -11,7 +11,7 @@ from torch import nn
 
 from bp_convert.files import check_writable
 from bp_convert.proof import Proof
-from bp_convert.storage import PLAN_ATTRIBUTE, save, save_dense
+from bp_convert.storage import is_marked, save, save_dense
 
 
 class Result:
@@ -63,7 +63,7 @@ class Result:
         trusted = tuple(dict.fromkeys((*self.trust, *needed)))
         prove = self.proof.of(model, self.goal, trust=trusted, source=source)
         given: dict[str, Any] = {"force": self.force, "trust": self.trust, "prove": prove}
-        if hasattr(model, PLAN_ATTRIBUTE):
+        if is_marked(model):
             written = save(model, self.goal, arch=arch, **given)
         else:
             written = [save_dense(model, self.goal, **given)]

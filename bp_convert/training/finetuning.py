@@ -13,11 +13,10 @@ from torch import nn
 from bp_convert.data.split import Split, Uses, split_for
 from bp_convert.errors import TrainingError
 from bp_convert.randomness import Aside
-from bp_convert.storage import PLAN_ATTRIBUTE
+from bp_convert.storage import is_marked, plan_of
 from bp_convert.training.trainer import Trainer
 from bp_convert.values.explain import validated
-from bp_convert.values.plan import Plan
-from bp_convert.values.progress import Progress
+from bp_convert.values.progress import Progress, told
 from bp_convert.values.settings import Settings
 from bp_convert.values.tensors import TensorSpec
 from bp_convert.values.training import Trained, Training
@@ -39,7 +38,7 @@ def finetune(
     fitted: Collection[int] = (),
     scored: Collection[int] = (),
     split: Split | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     **asked: Any,
 ) -> tuple[nn.Module, Trained]:
     """Train a copy of a model, by labels, by a teacher, or by both.
@@ -68,7 +67,7 @@ def finetune(
         split: what is learnt and held out, where that is decided already; ``data``,
             ``validation``, ``inputs``, ``download``, ``tokenizer``, ``fitted`` and ``scored`` are
             not looked at then.
-        progress: called with words, steps done and their number.
+        progress: called with words, steps done and their number; True draws a bar.
 
     Returns:
         The trained copy, of the user's own class, and what was done. The model itself and the
@@ -96,8 +95,8 @@ def finetune(
             fix="give folder=",
         )
     _check_dtypes(model)
-    with Aside(given.seed):
-        trainer = Trainer(model, teacher, given, folder, resume, progress)
+    with told(progress) as tell, Aside(given.seed):
+        trainer = Trainer(model, teacher, given, folder, resume, tell)
         if split is None:
             uses = Uses(
                 learn=source,
@@ -138,8 +137,7 @@ def _inputs(model: nn.Module, inputs: Sequence[TensorSpec | str] | None) -> tupl
         return tuple(
             one if isinstance(one, TensorSpec) else TensorSpec.parse(one) for one in inputs
         )
-    text = getattr(model, PLAN_ATTRIBUTE, None)
-    return Plan.model_validate_json(text).inputs if isinstance(text, str) else ()
+    return plan_of(model).inputs if is_marked(model) else ()
 
 
 def _check_dtypes(model: nn.Module) -> None:

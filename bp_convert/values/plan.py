@@ -10,6 +10,7 @@ from pydantic import Field
 from bp_convert.values.base import Value
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.settings import Init, Settings
+from bp_convert.values.shown import Shown
 from bp_convert.values.tensors import TensorSpec
 
 NAMED = 0.01  # share of the parameters from which on a class of modules is worth a mention
@@ -168,7 +169,7 @@ class Totals(Value):
         return self.after / self.before if self.before else 1.0
 
 
-class Plan(Value):
+class Plan(Shown):
     """Everything that surgery needs, and everything that the tool declines to do, with reasons.
 
     Attributes:
@@ -225,8 +226,6 @@ class Plan(Value):
 
     def __repr__(self) -> str:
         return f"<Plan of {self.in_short}>"
-
-    __str__ = __repr__
 
     @property
     def converted(self) -> tuple[LayerPlan, ...]:

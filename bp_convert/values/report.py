@@ -7,6 +7,7 @@ from pydantic import Field
 from bp_convert.values.base import Value
 from bp_convert.values.plan import LayerPlan, Plan
 from bp_convert.values.score import Number, Score
+from bp_convert.values.shown import Shown
 from bp_convert.values.training import Trained
 
 
@@ -61,7 +62,7 @@ class Latency(Value):
         return self.dense_ms / self.converted_ms
 
 
-class Report(Value):
+class Report(Shown):
     """The result of a conversion or of a dry run. ``--json`` prints its fields.
 
     Attributes:
@@ -101,5 +102,3 @@ class Report(Value):
 
     def __repr__(self) -> str:
         return f"<Report of {self.plan.in_short}>\n{self.verdict}".rstrip()
-
-    __str__ = __repr__

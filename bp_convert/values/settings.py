@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import Field, field_validator, model_validator
 
@@ -110,3 +111,20 @@ class Settings(Value):
         if self.target and self.init == "random":
             raise ValueError("a target chooses by the trained weights: init must be warm")
         return self
+
+
+class SettingsKeywords(TypedDict, total=False):
+    """The fields of ``Settings`` as functions take them by keyword, but for ``inputs``."""
+
+    alpha: float
+    rank: int | float
+    pairs: Policy
+    target: str | Target | Sequence[str | Target]
+    method: Method
+    init: Init
+    include: str | Sequence[str]
+    exclude: str | Sequence[str]
+    layers: Sequence[LayerRule | Mapping[str, Any]]
+    convert_head: bool
+    convert_anyway: bool
+    seed: int

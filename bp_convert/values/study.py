@@ -5,6 +5,7 @@ from __future__ import annotations
 from bp_convert.values.base import Value
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.score import Score
+from bp_convert.values.shown import Shown
 
 
 class ProbeRow(Value):
@@ -36,7 +37,7 @@ class ProbeRow(Value):
     reason: str = ""
 
 
-class Probe(Value):
+class Probe(Shown):
     """How far every layer of a model can be compressed, the largest saving first.
 
     Attributes:
@@ -56,6 +57,9 @@ class Probe(Value):
     calibration: str = ""
     rows: tuple[ProbeRow, ...]
     seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Probe of {self.model.rpartition('.')[2]}: {len(self.rows)} weights>"
 
 
 class Point(Value):
@@ -83,7 +87,7 @@ class Point(Value):
     out_of_reach: str = ""
 
 
-class Sweep(Value):
+class Sweep(Shown):
     """A model converted to several targets.
 
     Attributes:
@@ -105,3 +109,7 @@ class Sweep(Value):
     verdict: str = ""
     recommended: int | None = None
     seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        name = self.model.rpartition(".")[2]
+        return f"<Sweep of {name}: {len(self.points)} points>\n{self.verdict}".rstrip()

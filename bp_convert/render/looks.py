@@ -1,0 +1,36 @@
+"""What ``print`` and notebooks show of a plan, a report, a probe or a sweep."""
+
+from __future__ import annotations
+
+import sys
+from html import escape
+from io import StringIO
+
+from rich.console import Console, RenderableType
+
+from bp_convert.render.study import shown_probe, shown_sweep
+from bp_convert.render.terminal import WIDTH, rendered
+from bp_convert.values.plan import Plan
+from bp_convert.values.report import Report
+from bp_convert.values.study import Probe, Sweep
+
+
+def text(value: Plan | Report | Probe | Sweep) -> str:
+    """Return a value as the command line prints it, without colours."""
+    console = Console(file=StringIO(), width=None if sys.stdout.isatty() else WIDTH)
+    with console.capture() as taken:
+        console.print(_drawn(value))
+    return taken.get().rstrip()
+
+
+def html(value: Plan | Report | Probe | Sweep) -> str:
+    """Return a value as a piece of a page, with all text escaped."""
+    return f"<pre>{escape(text(value))}</pre>"
+
+
+def _drawn(value: Plan | Report | Probe | Sweep) -> RenderableType:
+    if isinstance(value, Probe):
+        return shown_probe(value)
+    if isinstance(value, Sweep):
+        return shown_sweep(value)
+    return rendered(Report(plan=value) if isinstance(value, Plan) else value)
