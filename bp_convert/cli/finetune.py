@@ -221,9 +221,9 @@ def _stem(model: str) -> str:
 
 
 def _print(report: Trained, *, quiet: bool) -> None:
-    from bp_convert.render import training as words
+    from bp_convert.render import words
 
     if not quiet:
-        for line in words.lines(report):
+        for line in words.trained_lines(report):
             print(line)
-    print(words.verdict(report))
+    print(words.trained_verdict(report))

@@ -120,7 +120,7 @@ def _sections(report: Report) -> list[tuple[str, list[str]]]:
         ("Without a kind, left as they are", words.others(report)),
         ("Fit", words.fitting(report)),
         ("Quality", [words.score(one) for one in report.scores]),
-        ("Training", words.training(report)),
+        ("Training", words.trained_lines(report.training)),
         ("Speed", [words.latency(one) for one in report.latency]),
         ("Checked", words.verification(report)),
         ("Notes", words.notes(report)),

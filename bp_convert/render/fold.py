@@ -90,6 +90,22 @@ def common(names: list[str]) -> str:
     return text
 
 
+def wrapped(name: str, width: int) -> str:
+    """Break a dotted name into lines of a width, after its dots where that goes."""
+    lines = [""]
+    for part in re.findall(r"[^.]*\.?", name):
+        room = width - len(lines[-1])
+        if len(part) > room and lines[-1].strip():
+            lines.append(" ")
+            room = width - 1
+        while len(part) > room:  # wider than a line by itself
+            lines[-1] += part[:room]
+            part, room = part[room:], width - 1
+            lines.append(" ")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
 def middle(name: str, width: int) -> str:
     """Shorten a name in its middle, where dotted names say least."""
     if len(name) <= width:

@@ -20,7 +20,7 @@ def text(value: Plan | Report | Probe | Sweep) -> str:
     console = Console(file=StringIO(), width=None if sys.stdout.isatty() else WIDTH)
     with console.capture() as taken:
         console.print(_drawn(value))
-    return taken.get().rstrip()
+    return "\n".join(line.rstrip() for line in taken.get().splitlines()).rstrip()
 
 
 def html(value: Plan | Report | Probe | Sweep) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from math import isfinite
 
-from bp_convert.render import training, words
+from bp_convert.render import words
 from bp_convert.render.numbers import change, layers, percent, short
 from bp_convert.values.plan import LayerPlan, largest
 from bp_convert.values.report import Report
@@ -18,6 +18,7 @@ CLOSE = 0.1
 FINE = 0.01  # share of a metric whose loss needs no training
 FEW = 16  # examples below which nothing is called usable
 LITTLE = "too few for a verdict; score it on more with --evaluate before use."
+TRY = " Try --target params=0.25 --calibrate DATA: a budget, spent where it costs least."
 NOTHING = "that is no measure of its quality; score it on real data with --evaluate before use."
 
 
@@ -28,7 +29,7 @@ def verdict(report: Report) -> str:
         return _nothing(report)
     parts = [_saved(report), _quality(report, done), _speed(report)]
     if report.training is not None:
-        parts.append(training.verdict(report.training))
+        parts.append(words.trained_verdict(report.training))
     return " ".join(filter(None, parts))
 
 
@@ -56,6 +57,8 @@ def _nothing(report: Report) -> str:
     hint = ""
     if "dense layer" in reason:
         hint = " --convert-anyway trades that speed for size."
+    if not report.plan.settings.target:
+        hint += TRY
     return (
         f"Nothing was converted; {count} of {len(report.layers)} layers: {reason}.{hint}{without}"
     )

@@ -1,18 +1,24 @@
-"""A report in a terminal of 80 columns."""
+"""A report, and the tensors of a file, in a terminal of 80 columns or more."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from bp_convert.files.listing import Held
 from bp_convert.render import words
-from bp_convert.render.fold import Row, fold, middle, unfolded
+from bp_convert.render.fold import Row, common, fold, middle, unfolded, wrapped
 from bp_convert.render.numbers import short
 from bp_convert.values.report import Report
 
 WIDTH = 80
+_TENSORS, _SHAPES = 40, 18  # columns at most
 _PAIRS = 14  # columns at most
 _FIXED = 8 + 6 + 6 + 5 + 8  # action, params, after, error, gaps
 _COLOURS = {"replaced": "green", "widened": "yellow", "kept": ""}
@@ -32,13 +38,13 @@ def rendered(report: Report, *, every: bool = False) -> RenderableType:
     parts: list[RenderableType] = [_head(report)]
     rows = unfolded(report) if every else fold(report)
     if rows:
-        parts.append(_table(rows))
+        parts.append(_Layers(rows))
     parts += _kept(report)
     parts += _others(report, every=every)
     parts.append(_totals(report))
     parts += _lines("fit", words.fitting(report))
     parts += _lines("quality", [words.score(one) for one in report.scores])
-    parts += _lines("trained", words.training(report))
+    parts += _lines("trained", words.trained_lines(report.training))
     parts += _lines("speed", [words.latency(one) for one in report.latency])
     if report.verification is not None:
         parts += _lines("checked", words.verification(report))
@@ -57,13 +63,23 @@ def _head(report: Report) -> Text:
     return text
 
 
-def _table(rows: list[Row]) -> Table:
+@dataclass(frozen=True)
+class _Layers:
+    """The table of layers. A name that is too long for its column goes on in the next line."""
+
+    rows: list[Row]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield _table(self.rows, options.max_width)
+
+
+def _table(rows: list[Row], width: int) -> Table:
     pairs = min(_PAIRS, max(6, *(len(words.pairs_of(row.layer)) for row in rows)))
     ranks = max(len(short(row.layer.rank or 0)) for row in rows)
     kinds = max(4, *(len(row.layer.kind) for row in rows))
-    names = WIDTH - _FIXED - pairs - ranks - kinds
+    names = max(WIDTH, width) - _FIXED - pairs - ranks - kinds
     table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False, pad_edge=False)
-    table.add_column("layer", no_wrap=True, max_width=names)
+    table.add_column("layer", max_width=names)
     table.add_column("kind", no_wrap=True)
     table.add_column("action", no_wrap=True)
     table.add_column("out|in", no_wrap=True, overflow="ellipsis")
@@ -75,7 +91,7 @@ def _table(rows: list[Row]) -> Table:
         layer = row.layer
         count = f" x{row.count}" if row.count > 1 else ""
         table.add_row(
-            Text(middle(row.name, names - len(count)) + count),
+            Text(wrapped(row.name + count, names)),
             Text(layer.kind),
             Text(layer.action, style=_COLOURS[layer.action]),
             Text(middle(words.pairs_of(layer), pairs)),
@@ -103,9 +119,7 @@ def _kept(report: Report) -> list[RenderableType]:
     table.add_column(justify="right", no_wrap=True, min_width=4)
     table.add_column(overflow="fold")
     for count, reason, example in found:
-        table.add_row(
-            str(count), Text.assemble(reason, (f"  [{middle(example, 30)}]", "dim not bold"))
-        )
+        table.add_row(str(count), Text.assemble(reason, (f"  [{example}]", "dim not bold")))
     return [Text("\nleft dense", style="bold"), table, Text()]
 
 
@@ -140,3 +154,35 @@ def _lines(name: str, lines: list[str]) -> list[RenderableType]:
     for number, line in enumerate(lines):
         table.add_row(name if number == 0 else "", Text(line))
     return [table]
+
+
+def weights_line(source: str, held: Sequence[Held]) -> str:
+    """Say in a line what a file holds."""
+    count = sum(one.size for one in held)
+    return f"{source}: weights without a model: {len(held)} tensors, {count:,} numbers"
+
+
+def shown_weights(source: str, held: Sequence[Held], fix: str) -> RenderableType:
+    """Return a table of the tensors; those that differ by numbers in their names are one row.
+
+    Args:
+        fix: how to learn more.
+    """
+    groups: dict[tuple[object, ...], list[Held]] = {}
+    for one in held:
+        groups.setdefault((re.sub(r"\d+", "*", one.name), one.shape, one.dtype), []).append(one)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    table.add_column("tensor", max_width=_TENSORS)
+    for head in ("shape", "dtype"):
+        table.add_column(head, no_wrap=True)
+    table.add_column("numbers", justify="right", no_wrap=True)
+    for same in groups.values():
+        count = f" x{len(same)}" if len(same) > 1 else ""
+        shape = "x".join(map(str, same[0].shape)) or "one"
+        table.add_row(
+            Text(wrapped(common([one.name for one in same]) + count, _TENSORS)),
+            Text(middle(shape, _SHAPES)),
+            Text(same[0].dtype),
+            Text(f"{sum(one.size for one in same):,}"),
+        )
+    return Group(Text(weights_line(source, held), style="bold"), table, Text(fix))

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from bp_convert.render import words
 from bp_convert.render.documents import document, html, markdown
-from bp_convert.render.fold import common, fold, middle
+from bp_convert.render.fold import common, fold, middle, wrapped
 from bp_convert.render.numbers import change, percent, short, size
 from bp_convert.render.summary import verdict
 from bp_convert.render.terminal import show
@@ -101,6 +101,26 @@ def test_names_fold_by_their_numbers_and_shorten_in_the_middle() -> None:
     assert short_name.endswith("attention")
 
 
+def test_a_long_name_goes_on_in_the_next_line() -> None:
+    name = "encoder.layer.{0-5}.attention.output.dense x6"
+    assert wrapped(name, 24).splitlines() == [
+        "encoder.layer.{0-5}.",
+        " attention.output.",
+        " dense x6",
+    ]
+    assert wrapped(name, 45) == name
+    for width in range(2, 50):
+        lines = wrapped(name, width).splitlines()
+        assert max(map(len, lines)) <= width
+        assert lines[0] + "".join(line[1:] for line in lines[1:]) == name
+
+
+def test_a_wide_terminal_keeps_names_in_one_line() -> None:
+    name = "encoder.layers.encoder_layer_11.self_attention.projection"
+    assert name not in _text(_report(_layer(name)))
+    assert name in _text(_report(_layer(name)), width=120)
+
+
 def test_layers_that_fare_alike_share_a_row() -> None:
     layers = (
         _layer("blocks.0.fc"),
@@ -129,7 +149,11 @@ def test_the_table_fits_eighty_columns(every: bool) -> None:
                      verification=_checked(0.3))  # fmt: skip
     text = _text(report, every=every)
     assert max(map(len, text.splitlines())) <= 80
-    assert text.count("…") >= (300 if every else 1)
+    assert "…" not in text
+    column = text.splitlines()[1].index("kind")
+    names = "".join(line[:column].strip() for line in text.splitlines())
+    for i in range(300) if every else ["{0-299}"]:
+        assert f"encoder.layers.encoder_layer_{i}.self_attention.projection" in names
     assert "params" in text
     assert "error" in text
     assert "prime width 509" in text
@@ -242,6 +266,10 @@ def test_the_verdict_for_each_case() -> None:
     nothing = said(_kept("a", "would be slower than the dense layer"))
     assert nothing.startswith("Nothing was converted; 1 of 1 layers")
     assert "--convert-anyway" in nothing
+    assert "--target" in nothing
+    assert "--calibrate" in nothing
+    target = {"settings": Settings(target=("params=0.5",))}  # type: ignore[arg-type]
+    assert "--target" not in said(_kept("a", "excluded"), plan=target)
     assert "no layer of a known kind" in said()
 
 
