@@ -262,11 +262,16 @@ def prune(
     init: Init = "warm",
     seed: int = 0,
 ) -> tuple[nn.Module, Plan]:
-    """Return a narrower copy of ``model`` of a given size, to compare with, and its plan.
+    """Return a copy of ``model`` with fewer channels, to compare with, and its plan.
+
+    Every free layer keeps one share of its outputs, those whose weights have the largest norm
+    (Li et al., 2017: Pruning filters for efficient ConvNets). The output keeps its shape.
 
     Args:
         params: parameters at most.
-        inputs, init, seed: as for ``bp_convert.pruning.prune``, which does it and says how.
+        inputs: example inputs, as TensorSpec or text; inferred where there are none.
+        init: ``warm`` keeps the weights of what stays, ``random`` starts afresh.
+        seed: of random starts.
 
     Raises:
         PlanError: the model's widths cannot be followed, or the size is out of reach.
