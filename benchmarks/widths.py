@@ -18,7 +18,7 @@ import torch
 import torchvision
 
 from bp_convert.graph.walk import walk
-from bp_convert.graph.widths import widen
+from bp_convert.widths.widen import widen
 
 ALPHAS = (2, 3)
 NAMES = (

@@ -20,7 +20,6 @@ from bp_convert.evaluation import Scorer
 from bp_convert.files import Loaded, is_converted, load_model
 from bp_convert.files import check_output as _check_output
 from bp_convert.fitting import fit_to_data
-from bp_convert.graph.channel_map import ChannelMaps, measure_maps
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import SampleInputs, given_sample
 from bp_convert.graph.inputs import settle_values
@@ -48,6 +47,7 @@ from bp_convert.values.report import Report, Verification
 from bp_convert.values.settings import Init, Settings, SettingsKeywords
 from bp_convert.values.tensors import TensorSpec
 from bp_convert.verify import fingerprint_of_data, verify
+from bp_convert.widths.channel_map import ChannelMaps, measure_maps
 
 # What forward takes: described, or values with the examples on their first axis.
 Inputs = Sequence[TensorSpec | str] | Sequence[Any] | Mapping[str, Any] | Tensor

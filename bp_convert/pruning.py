@@ -9,17 +9,17 @@ from torch import Tensor, nn
 
 from bp_convert.counting import count_bytes, count_params, with_counts
 from bp_convert.errors import PlanError
-from bp_convert.graph.channel_map import measure_maps
 from bp_convert.graph.example import make_inputs
 from bp_convert.graph.inputs import infer_input
-from bp_convert.graph.narrow import Narrow, narrow
 from bp_convert.graph.observe import observe
 from bp_convert.graph.others import others_of, shared_by
 from bp_convert.graph.walk import Site, walk
 from bp_convert.surgery import Converted, apply_plan, fingerprint
-from bp_convert.values.plan import AttrChange, LayerPlan, Plan, Resize
+from bp_convert.values.plan import LayerPlan, Plan
 from bp_convert.values.settings import Init, Settings
 from bp_convert.values.tensors import TensorSpec
+from bp_convert.widths.channel_map import measure_maps
+from bp_convert.widths.narrow import Narrow, narrow
 
 _BATCH = 4  # examples that tell channels apart
 
@@ -75,8 +75,7 @@ def _plan(
     seed: int,
 ) -> Plan:
     widths = found.widths
-    resizes = tuple(Resize(name=r.name, before=r.before, after=r.after) for r in widths.resizes)
-    shared = shared_by(model, sites, resizes)
+    shared = shared_by(model, sites, widths.resizes)
     layers = []
     for site in sites:
         target = found.widths.targets[site.name]
@@ -102,12 +101,9 @@ def _plan(
         settings=Settings(inputs=tuple(specs), init=init, seed=seed),
         inputs=tuple(specs),
         layers=tuple(layers),
-        others=others_of(model, sites, resizes),
-        resizes=resizes,
-        attrs=tuple(
-            AttrChange(module=a.module, attr=a.attr, before=a.before, after=a.after)
-            for a in widths.attrs
-        ),
+        others=others_of(model, sites, widths.resizes),
+        resizes=widths.resizes,
+        attrs=widths.attrs,
         params=count_params(model),
         bytes=count_bytes(model),
         notes=(f"pruned: {100 * found.share:.1f} % of each free layer's outputs are kept",),

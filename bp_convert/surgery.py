@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from bp_convert.errors import BpConvertError, FactorError, PlanError
-from bp_convert.graph.channel_map import ChannelMaps
 from bp_convert.graph.clone import all_tensors, to_meta
-from bp_convert.graph.followers import Follow, interleave
 from bp_convert.graph.reshape import held, owner_of, reshaped
 from bp_convert.graph.running import same_draws
 from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Spread
 from bp_convert.values.plan import LayerPlan, Plan
 from bp_convert.values.progress import Progress
+from bp_convert.widths.channel_map import ChannelMaps
+from bp_convert.widths.followers import Follow, interleave
 
 LARGEST = 2**29  # numbers in a widened weight that is built to be fitted: 2 GB in float32
 GROWTH = 64  # times a tensor's numbers, to which a plan that a person edited may let it grow

@@ -23,6 +23,7 @@ FLOORS = (
     "models",
     "kinds",
     "graph",
+    "widths",
     "randomness",
     "data",
     "calibration",

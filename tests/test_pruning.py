@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.errors import PlanError
-from bp_convert.graph.narrow import narrow
 from bp_convert.models import build
 from bp_convert.pruning import prune
 from bp_convert.values.tensors import TensorSpec
+from bp_convert.widths.narrow import narrow
 
 IMAGE = (TensorSpec.parse("3x16x16"),)
 

@@ -14,9 +14,9 @@ from torch import nn
 from bp_convert.errors import BpConvertError, PlanError, TraceError
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import SampleInputs, tables
+from bp_convert.graph.fake_run import FakeRun, ForwardError
 from bp_convert.graph.running import Args, Kwargs, in_mode, quiet_forward, run, same_draws
 from bp_convert.graph.tree import tensors_in
-from bp_convert.graph.verify import ForwardError, Trial
 from bp_convert.values.tensors import TensorSpec
 
 Guess = tuple[tuple[TensorSpec, ...], str]
@@ -42,7 +42,7 @@ def infer_input(model: nn.Module) -> Guess | None:
         The inputs without their batch axis and the words, or None where nothing was found.
     """
     try:
-        trial = Trial(model)
+        trial = FakeRun(model)
     except (PlanError, ValueError, RuntimeError):
         return None
     for specs, words in _candidates(model):

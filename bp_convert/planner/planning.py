@@ -16,7 +16,6 @@ from bp_convert.graph.others import others_of, shared_by
 from bp_convert.graph.ready import check_ready
 from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site, walk
-from bp_convert.graph.widths import WidthPlan, widen
 from bp_convert.kinds import Factors, Widths, prime_reason
 from bp_convert.planner.reasons import reasons_of
 from bp_convert.planner.samples import sample_inputs
@@ -27,9 +26,11 @@ from bp_convert.search.choose import Found
 from bp_convert.search.options import Unit
 from bp_convert.search.spending import Spending
 from bp_convert.surgery import fingerprint
-from bp_convert.values.plan import AttrChange, LayerPlan, Plan, Resize
+from bp_convert.values.plan import AttrChange, LayerPlan, Plan
 from bp_convert.values.progress import Progress
 from bp_convert.values.settings import Settings
+from bp_convert.widths.widen import widen
+from bp_convert.widths.width_plan import WidthPlan
 
 WIDTH_BATCH = 2  # more than one example, so that no width is mistaken for the batch
 
@@ -252,10 +253,7 @@ class _Planning:
         widths: WidthPlan | None,
         seen: Observation | None,
     ) -> Plan:
-        resizes = tuple(
-            Resize(name=one.name, before=one.before, after=one.after)
-            for one in (widths.resizes if widths else ())
-        )
+        resizes = widths.resizes if widths else ()
         shared = shared_by(self.model, self.sites, resizes)
         plan = Plan(
             model=f"{type(self.model).__module__}.{type(self.model).__qualname__}",
@@ -266,11 +264,7 @@ class _Planning:
             layers=tuple(one.model_copy(update={"shared": shared[one.name]}) for one in layers),
             others=others_of(self.model, self.sites, resizes),
             resizes=resizes,
-            attrs=tuple(
-                AttrChange(module=one.module, attr=one.attr, before=one.before, after=one.after)
-                for one in (widths.attrs if widths else ())
-            )
-            + self._fast_path_off(layers),
+            attrs=(widths.attrs if widths else ()) + self._fast_path_off(layers),
             params=count_params(self.model),
             bytes=count_bytes(self.model),
             error=_rounded(self.found.error) if self.found else None,

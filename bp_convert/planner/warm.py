@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from bp_convert.graph.channel_map import measure_maps
 from bp_convert.graph.example import SampleInputs
 from bp_convert.graph.walk import Site
 from bp_convert.surgery import too_large
 from bp_convert.values.plan import Plan
+from bp_convert.widths.channel_map import measure_maps
 
 MAP_BATCH = 4  # examples that tell channels apart
 NOISE = "starts from noise: "

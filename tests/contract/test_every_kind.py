@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from bp_convert.graph.followers import interleave
 from bp_convert.kinds import KINDS, Ask, Spread, kind_of
+from bp_convert.widths.followers import interleave
 from tests.contract.cases import CASES, Case, kind, output
 from tests.tolerances import assert_near
 

@@ -10,7 +10,7 @@ from torch import nn
 from torchvision import models
 
 from bp_convert.graph.walk import walk
-from bp_convert.graph.widths import widen
+from bp_convert.widths.widen import widen
 
 
 def small_vit() -> nn.Module:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 import bp_convert
-from bp_convert.graph.channel_map import measure_maps
 from bp_convert.graph.example import make_inputs
 from bp_convert.planner import make_plan
 from bp_convert.surgery import apply_plan
 from bp_convert.values.settings import Settings
 from bp_convert.values.tensors import TensorSpec
+from bp_convert.widths.channel_map import measure_maps
 from tests.tolerances import assert_near
 
 

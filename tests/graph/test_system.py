@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import sympy
 
-from bp_convert.graph.choose import Choice, Wish
-from bp_convert.graph.symbols import Equality, Origin
-from bp_convert.graph.system import System, holds, number
+from bp_convert.widths.new_sizes import NewSizes, Widenable
+from bp_convert.widths.symbols import Equality, Origin
+from bp_convert.widths.system import System, holds, number
 
 a, b, c, given = (sympy.Symbol(n, integer=True, positive=True) for n in ("a", "b", "c", "given"))
 
@@ -69,12 +69,12 @@ def test_numbers() -> None:
 
 def chosen(
     equalities: list[Equality], sizes: dict[sympy.Symbol, int], squared: dict[str, bool]
-) -> Choice:
+) -> NewSizes:
     symbols = {"a": a, "b": b, "c": c}
     system = System(equalities, [symbols[n] for n in squared])
     free = {s: v for s, v in sizes.items() if s not in system.replaced}
-    wishes = {name: Wish(symbols[name], is_conv) for name, is_conv in squared.items()}
-    return Choice(system, free, wishes, 3)
+    wishes = {name: Widenable(symbols[name], is_conv) for name, is_conv in squared.items()}
+    return NewSizes(system, free, wishes, 3)
 
 
 def test_convolutions_alone_are_widened_by_the_square() -> None:

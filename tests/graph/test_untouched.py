@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import bp_convert
 from bp_convert.graph.walk import walk
-from bp_convert.graph.widths import widen
 from bp_convert.verify import fingerprint_of_data
+from bp_convert.widths.widen import widen
 from tests.tiny_models import TINY, Stateful
 
 

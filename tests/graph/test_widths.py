@@ -11,8 +11,9 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import bp_convert
 from bp_convert.graph.walk import walk
-from bp_convert.graph.widths import TargetWidth, WidthPlan, widen
 from bp_convert.kinds import KINDS
+from bp_convert.widths.widen import widen
+from bp_convert.widths.width_plan import TargetWidth, WidthPlan
 from tests.tiny_models import TINY, Chain, Tied
 
 # Inputs and outputs of every layer at alpha 2, worked out by hand: Linear, Embedding and LSTM
@@ -217,15 +218,14 @@ def test_failure_still_tells_the_last_layer() -> None:
     assert sizes(plan)["first"] == (6, 12)
 
 
-def test_resizes_say_what_each_axis_is() -> None:
-    found = {one.name: one for one in widened("flatten", 2).resizes}
-    assert found["conv.weight"].groups == ("conv.out", None, None, None)
-    assert found["conv.weight"].after == (32, 3, 3, 3)
-    assert found["hidden.weight"].groups == ("hidden.out", "16*conv.out")
-    assert found["head.weight"].groups == (None, "hidden.out")
+def test_axes_follow_what_they_are_made_of() -> None:
+    found = {one.name: one.after for one in widened("flatten", 2).resizes}
+    assert found["conv.weight"] == (32, 3, 3, 3)
+    assert found["hidden.weight"] == (48, 16 * 32)
+    assert found["head.weight"] == (5, 48)
     assert "head.bias" not in found
-    joined = {one.name: one for one in widened("concat", 2).resizes}["joined.weight"]
-    assert joined.groups[1] == "left.out + right.out"
+    found = {one.name: one.after for one in widened("concat", 2).resizes}
+    assert found["joined.weight"][1] == found["left.weight"][0] + found["right.weight"][0]
 
 
 def test_followers_and_positional_parameters_are_resized() -> None:

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 import sympy
 from torch import nn
 
-from bp_convert.graph.choose import Choice, Wish
-from bp_convert.graph.ghost import Ghost, Held
-from bp_convert.graph.phantom import PhantomMode, call
+from bp_convert.graph.fake import call
+from bp_convert.graph.fake_run import ForwardError, Shapes, failure
 from bp_convert.graph.running import Args, Kwargs, nothing_cached
-from bp_convert.graph.symbols import SizeEnv, expr_of
-from bp_convert.graph.system import System
 from bp_convert.graph.tree import named_tensors
-from bp_convert.graph.verify import ForwardError, Shapes, failure
 from bp_convert.kinds import Kind, kind_of
+from bp_convert.widths.new_sizes import NewSizes, Widenable
+from bp_convert.widths.symbolic_copy import SizedModule, SymbolicCopy
+from bp_convert.widths.symbolic_mode import SymbolicMode, sizes_as_floats
+from bp_convert.widths.symbols import SizeEnv, expr_of
+from bp_convert.widths.system import System
 
 Outputs = dict[str, tuple[sympy.Expr, ...]]
 
@@ -27,7 +28,7 @@ class Analysis:
 
     Attributes:
         sites: the layers that some kind speaks for, by their first name.
-        ghost: the copy that ran.
+        copy: the copy that ran.
         system: the equalities that the run needed, solved.
         outputs: sizes of the model's outputs, by words for where each lies.
         heads: layers that returned one of the outputs themselves.
@@ -35,7 +36,7 @@ class Analysis:
     """
 
     sites: Mapping[str, Kind]
-    ghost: Ghost
+    copy: SymbolicCopy
     system: System
     outputs: Outputs
     heads: frozenset[str]
@@ -43,41 +44,41 @@ class Analysis:
 
     def width(self, name: str) -> sympy.Expr | None:
         """Return the width that a layer puts out; None where nothing is known of it."""
-        held = self.ghost.held.get(name)
+        held = self.copy.held.get(name)
         return None if held is None else _width(held)
 
     def calls(self, name: str) -> bool:
         """Return whether the run called a module."""
-        return name in self.ghost.called
+        return name in self.copy.called
 
     def follows(self, name: str) -> bool:
         """Return whether a layer's own width is nobody's to choose: it is grouped, or the model
         uses its weight without calling it."""
-        held = self.ghost.held[name]
+        held = self.copy.held[name]
         if getattr(held.module, "groups", 1) != 1:
             return True
-        return not self.calls(name) and self.ghost.uses(held.inputs)
+        return not self.calls(name) and self.copy.uses(held.inputs)
 
     def sizes(self) -> dict[sympy.Symbol, int]:
         """Return the free symbols with their sizes in the source."""
-        values = self.ghost.env.values
+        values = self.copy.env.values
         return {s: v for s, v in values.items() if s not in self.system.replaced}
 
-    def choice(self, targets: Mapping[str, str], alpha: float) -> Choice:
+    def new_sizes(self, targets: Mapping[str, str], alpha: float) -> NewSizes:
         """Set up the choice of new sizes, with everything frozen that must not change."""
-        wishes: dict[str, Wish] = {}
+        layers: dict[str, Widenable] = {}
         for name, kind in self.sites.items():
             width = self.width(name)
             if width is not None and not self.follows(name):
-                wishes[name] = Wish(width, kind.squared)
-        choice = Choice(self.system, self.sizes(), wishes, alpha)
+                layers[name] = Widenable(width, kind.squared)
+        choice = NewSizes(self.system, self.sizes(), layers, alpha)
         for where, axis, size in self.axes():
             reason = f"it reaches the model's {where}, axis {axis}"
             choice.freeze(self.system.resolve(size).free_symbols, reason)
-        for name in wishes:
+        for name in layers:
             if not self.calls(name):
                 choice.freeze(choice.roots[name], f"{name} is never called on the example input")
-        for name in wishes:
+        for name in layers:
             if name not in targets:
                 choice.freeze(choice.roots[name], f"{name} is not selected")
         return choice
@@ -103,10 +104,10 @@ def analyse(model: nn.Module, sites: Mapping[str, Kind], args: Args, kwargs: Kwa
         PlanError: the model cannot be copied.
     """
     env = SizeEnv()
-    ghost = Ghost(model, env, PhantomMode(env))
-    outputs, heads = _run(ghost, args, kwargs, training=False)
+    copy = SymbolicCopy(model, env, SymbolicMode(env))
+    outputs, heads = _run(copy, args, kwargs, training=False)
     shapes = {False: _shapes(env, outputs)}
-    return Analysis(sites, ghost, _system(ghost, sites), outputs, heads, shapes)
+    return Analysis(sites, copy, _system(copy, sites), outputs, heads, shapes)
 
 
 def with_training(analysis: Analysis, args: Args, kwargs: Kwargs) -> Analysis:
@@ -115,32 +116,32 @@ def with_training(analysis: Analysis, args: Args, kwargs: Kwargs) -> Analysis:
     Raises:
         ForwardError: the forward stopped.
     """
-    ghost = analysis.ghost
-    found, heads = _run(ghost, args, kwargs, training=True)
+    copy = analysis.copy
+    found, heads = _run(copy, args, kwargs, training=True)
     outputs = dict(analysis.outputs)
     for where, sizes in found.items():
         outputs[where if where not in outputs else f"{where} in train mode"] = sizes
-    shapes = {**analysis.shapes, True: _shapes(ghost.env, found)}
-    system = _system(ghost, analysis.sites)
-    return Analysis(analysis.sites, ghost, system, outputs, heads | analysis.heads, shapes)
+    shapes = {**analysis.shapes, True: _shapes(copy.env, found)}
+    system = _system(copy, analysis.sites)
+    return Analysis(analysis.sites, copy, system, outputs, heads | analysis.heads, shapes)
 
 
 def _run(
-    ghost: Ghost, args: Args, kwargs: Kwargs, *, training: bool
+    copy: SymbolicCopy, args: Args, kwargs: Kwargs, *, training: bool
 ) -> tuple[Outputs, frozenset[str]]:
-    running = ghost.env.running
+    running = copy.env.running
     running.clear()
     try:
-        with nothing_cached(ghost.source):
-            found = call(ghost.module, ghost.mode, args, kwargs, training=training)
+        with nothing_cached(copy.source), sizes_as_floats():
+            found = call(copy.module, copy.mode, args, kwargs, training=training)
     except Exception as problem:
         raise failure(problem, running) from problem
     leaves = list(named_tensors(found))
-    heads = {name for name, made in ghost.made.items() if any(made is t for _, t in leaves)}
-    ghost.made.clear()
+    heads = {name for name, one in copy.returned.items() if any(one is t for _, t in leaves)}
+    copy.returned.clear()
     outputs = {where: tuple(expr_of(d) for d in t.shape) for where, t in leaves}
     for where, sizes in outputs.items():
-        if any(one.free_symbols - ghost.env.values.keys() for one in sizes):
+        if any(one.free_symbols - copy.env.values.keys() for one in sizes):
             raise ForwardError(
                 "",
                 f"the size of its {where} depends on numbers that it computes",
@@ -149,13 +150,13 @@ def _run(
     return outputs, frozenset(heads)
 
 
-def _system(ghost: Ghost, sites: Mapping[str, Kind]) -> System:
-    widths = [_width(ghost.held[name]) for name in sites if name in ghost.held]
+def _system(copy: SymbolicCopy, sites: Mapping[str, Kind]) -> System:
+    widths = [_width(copy.held[name]) for name in sites if name in copy.held]
     chosen = [width for width in widths if isinstance(width, sympy.Symbol)]
-    return System(ghost.env.equalities, chosen, ghost.given)
+    return System(copy.env.equalities, chosen, copy.given)
 
 
-def _width(held: Held) -> sympy.Expr | None:
+def _width(held: SizedModule) -> sympy.Expr | None:
     return None if held.sizes.output is None else expr_of(held.sizes.output)
 
 

@@ -8,21 +8,21 @@ from math import floor
 
 import sympy
 
-from bp_convert.graph.symbols import Equality
-from bp_convert.graph.system import System, holds, number
+from bp_convert.widths.symbols import Equality
+from bp_convert.widths.system import System, holds, number
 
 _REPAIRS = 200
 
 
 @dataclass(frozen=True)
-class Wish:
+class Widenable:
     """A layer whose output may be widened: its width and whether alpha counts squared."""
 
     width: sympy.Expr
     squared: bool
 
 
-class Choice:
+class NewSizes:
     """Sizes that satisfy a system of equalities, with as many layers widened as possible.
 
     Layers that depend on one symbol form a group and are widened by one factor: alpha squared
@@ -34,11 +34,11 @@ class Choice:
         self,
         system: System,
         sizes: Mapping[sympy.Symbol, int],
-        wishes: Mapping[str, Wish],
+        layers: Mapping[str, Widenable],
         alpha: float,
     ) -> None:
         self.system = system
-        self.wishes = wishes
+        self.layers = layers
         self.alpha = alpha
         self.frozen: dict[sympy.Symbol, str] = {}
         self.before = dict(sizes)
@@ -46,7 +46,7 @@ class Choice:
         self._parent: dict[sympy.Symbol, sympy.Symbol] = {}
         self._solved: dict[sympy.Symbol, int] = {}
         self.roots = {
-            name: system.resolve(wish.width).free_symbols for name, wish in wishes.items()
+            name: system.resolve(layer.width).free_symbols for name, layer in layers.items()
         }
         for roots in self.roots.values():
             self._join(roots)
@@ -103,10 +103,10 @@ class Choice:
 
     def _assign(self) -> None:
         squared: dict[sympy.Symbol, bool] = {}
-        for name, wish in self.wishes.items():
+        for name, layer in self.layers.items():
             for root in self.roots[name]:
                 group = self._find(root)
-                squared[group] = squared.get(group, True) and wish.squared
+                squared[group] = squared.get(group, True) and layer.squared
         self._factors = {
             g: self.alpha**2 if all_of else self.alpha for g, all_of in squared.items()
         }

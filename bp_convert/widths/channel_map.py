@@ -20,15 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from bp_convert.graph.columns import fingerprint, match
-from bp_convert.graph.followers import (
-    Follow,
-    axis_of,
-    channel_axis,
-    follow,
-    interleave,
-    mixes,
-)
 from bp_convert.graph.reshape import held, owner_of, reshaped
 from bp_convert.graph.running import Args, Kwargs, evaluating, quiet_forward, same_draws
 from bp_convert.graph.tree import tensors_in
@@ -37,6 +28,15 @@ from bp_convert.kinds import Spread
 from bp_convert.kron.conv_layout import out_sizes
 from bp_convert.torch_private import ConvBase, tree_map_only
 from bp_convert.values.plan import LayerPlan, Plan
+from bp_convert.widths.column_match import fingerprint, match
+from bp_convert.widths.followers import (
+    Follow,
+    axis_of,
+    channel_axis,
+    follow,
+    interleave,
+    mixes,
+)
 
 SEED = 20190304  # of the values by which channels are told apart
 

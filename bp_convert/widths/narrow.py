@@ -10,12 +10,12 @@ import sympy
 from torch import nn
 
 from bp_convert.errors import PlanError
-from bp_convert.graph.analysis import Analysis, analyse, sites_of, with_training
-from bp_convert.graph.choose import Choice
-from bp_convert.graph.report_widths import Report
+from bp_convert.graph.fake_run import ForwardError
 from bp_convert.graph.running import Args, Kwargs
-from bp_convert.graph.verify import ForwardError
-from bp_convert.graph.width_plan import WidthPlan
+from bp_convert.widths.analysis import Analysis, analyse, sites_of, with_training
+from bp_convert.widths.new_sizes import NewSizes
+from bp_convert.widths.plan_writer import PlanWriter
+from bp_convert.widths.width_plan import WidthPlan
 
 STEPS = 12  # halvings of the share: finer than any layer has outputs
 
@@ -59,16 +59,16 @@ def narrow(
     whole = sum(p.numel() for p in model.parameters())
     parameters = {name for name, _ in model.named_parameters()}
     low, high = 0.0, 1.0
-    best: tuple[WidthPlan, Choice, float] | None = None
+    best: tuple[WidthPlan, NewSizes, float] | None = None
     for _ in range(STEPS):
         share = (low + high) / 2
-        choice = _choice(analysis, targets, share)
-        plan = Report(analysis, choice).plan()
+        sizes = _new_sizes(analysis, targets, share)
+        plan = PlanWriter(analysis, sizes).plan()
         size = whole + sum(
             prod(one.after) - prod(one.before) for one in plan.resizes if one.name in parameters
         )
         if size <= params:
-            low, best = share, (plan, choice, share)
+            low, best = share, (plan, sizes, share)
         else:
             high = share
     if best is None:
@@ -78,22 +78,22 @@ def narrow(
             allowed="a size that narrower layers can reach",
             fix="ask for a larger model, or compare with low-rank layers",
         )
-    plan, choice, share = best
+    plan, sizes, share = best
     if not plan.resizes:
         raise _refused(model, "no layer's outputs are free to be left out")
-    return Narrow(plan, _groups(analysis, choice, plan), share)
+    return Narrow(plan, _groups(analysis, sizes, plan), share)
 
 
-def _choice(analysis: Analysis, targets: dict[str, str], share: float) -> Choice:
-    choice = analysis.choice(targets, share)
-    choice.wishes = {name: replace(wish, squared=False) for name, wish in choice.wishes.items()}
-    choice.settle()
-    return choice
+def _new_sizes(analysis: Analysis, targets: dict[str, str], share: float) -> NewSizes:
+    sizes = analysis.new_sizes(targets, share)
+    sizes.layers = {name: replace(one, squared=False) for name, one in sizes.layers.items()}
+    sizes.settle()
+    return sizes
 
 
-def _groups(analysis: Analysis, choice: Choice, plan: WidthPlan) -> dict[str, str]:
+def _groups(analysis: Analysis, sizes: NewSizes, plan: WidthPlan) -> dict[str, str]:
     found = {}
-    for name in choice.wishes:
+    for name in sizes.layers:
         width = analysis.width(name)
         target = plan.targets[name]
         if width is None or target.outputs_before == target.outputs_after:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bp_convert.errors import PlanError
 from bp_convert.graph.clone import all_tensors, clone
-from bp_convert.graph.forms import Attr
-from bp_convert.graph.ghost import set_attributes, watch
-from bp_convert.graph.phantom import PhantomMode, call, stub_recurrent
+from bp_convert.graph.fake import FakeMode, call, stub_recurrent
+from bp_convert.graph.origin import origin_of
 from bp_convert.graph.running import Args, Kwargs, nothing_cached
-from bp_convert.graph.symbols import origin_of
 from bp_convert.graph.tree import named_tensors
 from bp_convert.torch_private import (
     DataDependentOutputException,
@@ -54,7 +53,7 @@ class ForwardError(Exception):
         return f"it stops at {place}: {self.message}"
 
 
-class Trial:
+class FakeRun:
     """A model at given sizes, to run without data.
 
     Args:
@@ -70,9 +69,9 @@ class Trial:
         self,
         model: nn.Module,
         shapes: Mapping[int, tuple[int, ...]] | None = None,
-        attrs: Mapping[str, Mapping[str, Attr]] | None = None,
+        attrs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        self.mode = PhantomMode()
+        self.mode = FakeMode()
         self.called: list[str] = []
         self._running: list[str] = []
         shapes = shapes or {}
@@ -127,3 +126,41 @@ def words(problem: Exception) -> str:
         return "what it does next depends on numbers that it computes from weights or inputs"
     lines = str(problem).strip().splitlines()
     return f"{type(problem).__name__}: {lines[0][:160] if lines else 'no message'}"
+
+
+def watch(
+    model: nn.Module,
+    enter: Callable[[str, Tensor | None], None],
+    leave: Callable[[str, Any], None],
+) -> None:
+    """Tell of every call of a module: its name with its first tensor, and with its output."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):  # takes no hooks of Python's
+            continue
+
+        def before(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+            enter(name, first_tensor(args, kwargs))
+
+        module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+        module.register_forward_hook(lambda m, a, output, name=name: leave(name, output))
+
+
+def first_tensor(args: Any, kwargs: Any) -> Tensor | None:
+    """Return the first argument of a call if it is a tensor or a packed sequence."""
+    first = next(iter([*args, *kwargs.values()]), None)
+    data = getattr(first, "data", None)
+    if isinstance(first, Tensor):
+        return first
+    return data if isinstance(data, Tensor) else None
+
+
+def set_attributes(module: nn.Module, attrs: Mapping[str, Any]) -> None:
+    """Set attributes past ``__setattr__``, dotted ones on submodules."""
+    for key, value in attrs.items():
+        owner, name = owner_at(module, key)
+        owner.__dict__[name] = value
+
+
+def owner_at(module: nn.Module, key: str) -> tuple[nn.Module, str]:
+    path, _, name = key.rpartition(".")
+    return module.get_submodule(path), name

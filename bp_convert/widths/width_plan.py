@@ -4,35 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bp_convert.values.plan import AttrChange, Resize
+
 Size = int | tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Resize:
-    """A parameter or buffer that changes shape.
-
-    Attributes:
-        name: dotted state name, the first of its aliases.
-        before: shape in the source.
-        after: shape after widening.
-        groups: for each axis that changes, its size in words such as ``49*features.0.out``; None
-            for an axis that stays.
-    """
-
-    name: str
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-    groups: tuple[str | None, ...]
-
-
-@dataclass(frozen=True)
-class AttrChange:
-    """A plain attribute of a module that changes with the widths."""
-
-    module: str
-    attr: str
-    before: Size
-    after: Size
 
 
 @dataclass(frozen=True)

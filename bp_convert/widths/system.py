@@ -8,7 +8,7 @@ from math import gcd
 
 import sympy
 
-from bp_convert.graph.symbols import Equality
+from bp_convert.widths.symbols import Equality
 
 Values = Mapping[sympy.Symbol, int]
 

@@ -15,16 +15,14 @@ import sympy
 from torch import nn
 
 from bp_convert.errors import PlanError
-from bp_convert.graph.analysis import Analysis, analyse, sites_of, with_training
-from bp_convert.graph.forms import Attr
-from bp_convert.graph.report_widths import Report, join, unchanged
+from bp_convert.graph.fake_run import FakeRun, ForwardError, Shapes
 from bp_convert.graph.running import Args, Kwargs
-from bp_convert.graph.symbols import expr_of
-from bp_convert.graph.verify import ForwardError, Shapes, Trial
-from bp_convert.graph.width_plan import AttrChange, Resize, TargetWidth, WidthPlan
 from bp_convert.kinds import Kind
-
-__all__ = ["AttrChange", "Resize", "TargetWidth", "WidthPlan", "widen"]
+from bp_convert.widths.analysis import Analysis, analyse, sites_of, with_training
+from bp_convert.widths.plan_writer import PlanWriter, join, unchanged
+from bp_convert.widths.symbols import expr_of
+from bp_convert.widths.width_forms import Attr
+from bp_convert.widths.width_plan import WidthPlan
 
 _TRIES = 16  # runs at new sizes that may be spent on finding what does not widen
 
@@ -83,12 +81,12 @@ class _Widening:
         self, analysis: Analysis, frozen: Mapping[sympy.Symbol, str] | None = None
     ) -> tuple[WidthPlan, ForwardError | None]:
         """Choose sizes and run the model at them."""
-        choice = analysis.choice(self.targets, self.alpha)
+        sizes = analysis.new_sizes(self.targets, self.alpha)
         for root, reason in (frozen or {}).items():
-            choice.freeze([root], reason)
-        choice.settle()
+            sizes.freeze([root], reason)
+        sizes.settle()
         try:
-            plan = Report(analysis, choice).plan()
+            plan = PlanWriter(analysis, sizes).plan()
         except ArithmeticError as problem:
             return unchanged(self.model, self.sites, str(problem)), ForwardError("", str(problem))
         return plan, self._verify(analysis, plan) if plan.resizes or plan.attrs else None
@@ -97,7 +95,7 @@ class _Widening:
         """Run the model at the new sizes in both modes; return what is wrong, or None."""
         self.tries -= 1
         try:
-            trial = Trial(self.model, *_changes(analysis, plan))
+            trial = FakeRun(self.model, *_changes(analysis, plan))
             found = trial.run(self.args, self.kwargs, training=False)
         except ForwardError as stopped:
             return stopped
@@ -119,7 +117,7 @@ class _Widening:
         """Return the shapes of the source's outputs in train mode, None where it does not run."""
         if True not in analysis.shapes:
             try:
-                found = Trial(self.model).run(self.args, self.kwargs, training=True)
+                found = FakeRun(self.model).run(self.args, self.kwargs, training=True)
             except ForwardError:
                 return None
             analysis.shapes[True] = found
@@ -127,11 +125,11 @@ class _Widening:
 
     def _isolate(self, analysis: Analysis, problem: ForwardError) -> WidthPlan:
         """Freeze what does not widen, and widen the rest."""
-        choice = analysis.choice(self.targets, self.alpha)
+        sizes = analysis.new_sizes(self.targets, self.alpha)
         groups = [
-            {root for name in group for root in choice.roots[name]}
-            for group in choice.groups()
-            if all(choice.reason(name) is None for name in group)
+            {root for name in group for root in sizes.roots[name]}
+            for group in sizes.groups()
+            if all(sizes.reason(name) is None for name in group)
         ]
         held_back: dict[sympy.Symbol, str] = {}
         while self.tries > _TRIES // 2:
@@ -178,7 +176,7 @@ class _Widening:
         """Keep every width; a plain run tells what is called, and what likely makes the output."""
         plan = unchanged(self.model, self.sites, failure)
         try:
-            trial = Trial(self.model)
+            trial = FakeRun(self.model)
             trial.run(self.args, self.kwargs, training=False)
         except (ForwardError, PlanError):
             return plan
@@ -201,7 +199,7 @@ def _changes(
     after = {one.name: one.after for one in plan.resizes}
     shapes = {
         id(tensor): after[name]
-        for held in analysis.ghost.held.values()
+        for held in analysis.copy.held.values()
         for key, tensor, _ in held.state()
         if (name := join(held.name, key)) in after
     }
@@ -214,7 +212,7 @@ def _changes(
 def _near(analysis: Analysis, module: str) -> set[sympy.Symbol]:
     """Return the free symbols in the tensors of a module and its direct children."""
     found: set[sympy.Symbol] = set()
-    for name, held in analysis.ghost.held.items():
+    for name, held in analysis.copy.held.items():
         if name == module or (module and name.rpartition(".")[0] == module):
             sizes = [expr_of(size) for _, _, shape in held.state() for size in shape]
             found |= analysis.system.roots(sizes)

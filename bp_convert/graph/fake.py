@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 
-from bp_convert.graph.forms import gates
 from bp_convert.graph.running import Args, Kwargs, quiet_forward, same_draws
-from bp_convert.graph.symbols import Dim, SizeEnv, sizes_as_floats
 from bp_convert.graph.tree import map_tensors
 from bp_convert.torch_private import (
     FAKE_LOGGERS,
@@ -22,20 +20,16 @@ from bp_convert.torch_private import (
     UNPACK,
     FakeTensor,
     FakeTensorMode,
+    ShapeEnv,
     arg_tree_leaves,
     enable_python_dispatcher,
     returns_tensor,
 )
 
+Dim = int | torch.SymInt  # a size
+
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 _ATEN = torch.ops.aten
-_PICKS = (
-    _ATEN.slice.Tensor,
-    _ATEN.select.int,
-    _ATEN.index_select.default,
-    _ATEN.index.Tensor,
-    _ATEN.gather.default,
-)
 # Of these torch checks the sizes only where there is data.
 _ADDS = (
     _ATEN.index_add.default,
@@ -46,24 +40,20 @@ _ADDS = (
 _MAKES_INTEGERS = 1 << 20  # numbers; larger ones are not worth making for real
 
 
-class PhantomMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Fake tensors, but integers stay real: ids, lengths, masks and what is computed from them.
 
     Models branch on such numbers and loop over them; weights and activations they only multiply.
     """
 
-    def __init__(self, env: SizeEnv | None = None) -> None:
+    def __init__(self, env: ShapeEnv | None = None) -> None:
         super().__init__(allow_non_fake_inputs=True, shape_env=env)
-        self.env = env
         self.cache_enabled = env is None  # with symbols, keys cost more than they save
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if _is_real(func, arg_tree_leaves(*args, **kwargs)):
             return func(*args, **kwargs)
-        if self.env is not None and func in _PICKS:
-            for axis in _picked(func, *args):
-                self.env.pin(args[0].shape[axis])
         if func in _ADDS:
             _check_added(*args[:4])
         return super().__torch_dispatch__(func, types, args, kwargs)
@@ -78,7 +68,7 @@ class PhantomMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         if shape is None and tensor.dtype in _INTEGERS and tensor.device.type != "meta":
             return tensor.detach().cpu().clone()
         made = self.empty(tuple(tensor.shape) if shape is None else shape, tensor.dtype)
-        return nn.Parameter(made, requires_grad=False) if _is_parameter(tensor) else made
+        return nn.Parameter(made, requires_grad=False) if isinstance(tensor, nn.Parameter) else made
 
     def inputs(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         """Make what stands for example inputs."""
@@ -95,26 +85,6 @@ def _check_added(given: Tensor, dim: int, index: Tensor, source: Tensor) -> None
     for axis, (one, other) in enumerate(zip(given.shape, source.shape, strict=True)):
         if axis != dim % given.dim() and one != other:
             raise RuntimeError(f"rows of {tuple(source.shape)} do not fit {tuple(given.shape)}")
-
-
-def _picked(func: Any, given: Tensor, *how: Any) -> list[int]:
-    """Return the axes along which an operation picks by plain numbers.
-
-    No size has to match such numbers, but other channels than meant would be picked at another.
-    """
-    if func is _ATEN.index.Tensor:
-        return [axis for axis, index in enumerate(how[0]) if index is not None]
-    axis = how[0] if how else 0
-    if func is not _ATEN.slice.Tensor:
-        return [axis]
-    size = given.shape[axis]
-    plain = [n for n in how[1:3] if type(n) is int and n != 0]
-    whole = [n for n in plain if n >= int(size.node.hint if hasattr(size, "node") else size)]
-    return [] if plain == whole else [axis]
-
-
-def _is_parameter(tensor: Tensor) -> bool:
-    return isinstance(tensor, nn.Parameter)
 
 
 def _is_real(func: Any, leaves: list[Any]) -> bool:
@@ -227,7 +197,7 @@ def _cell(module: nn.RNNCellBase) -> Callable[..., Any]:
             for one in hx if isinstance(hx, tuple) else (hx,):
                 _require(one.shape[-1], module.hidden_size, "state")
         made = given.new_empty(*given.shape[:-1], module.hidden_size)
-        return (made, made.clone()) if gates(module) == 4 else made
+        return (made, made.clone()) if isinstance(module, nn.LSTMCell) else made
 
     return forward
 
@@ -251,17 +221,16 @@ def undisturbed() -> Iterator[None]:
                 logger.disabled = False
 
 
-def call(ghost: nn.Module, mode: PhantomMode, args: Args, kwargs: Kwargs, *, training: bool) -> Any:
-    """Call a model whose tensors were made by ``mode``."""
-    ghost.train(training)
+def call(model: nn.Module, mode: FakeMode, args: Args, kwargs: Kwargs, *, training: bool) -> Any:
+    """Call a copy of a model whose tensors were made by ``mode``."""
+    model.train(training)
     args, kwargs = mode.inputs(args, kwargs)
     with (
         undisturbed(),
         quiet_forward(),
-        sizes_as_floats(),
         torch.no_grad(),
         mode,
         enable_python_dispatcher(),
         _Packing(),
     ):
-        return ghost(*args, **kwargs)
+        return model(*args, **kwargs)

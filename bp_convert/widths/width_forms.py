@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from bp_convert.graph.symbols import Dim
+from bp_convert.graph.fake import Dim
 from bp_convert.torch_private import BatchNormBase, buffers_of, has_one_width, parameters_of
 
 Shape = tuple[Dim, ...]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -13,11 +13,14 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from bp_convert.graph.clone import all_tensors, clone
-from bp_convert.graph.forms import Attr, Form, Sizes, form_of
-from bp_convert.graph.phantom import PhantomMode, stub_recurrent
-from bp_convert.graph.symbols import Dim, Equality, Origin, SizeEnv, expr_of
-from bp_convert.graph.width_plan import Size
+from bp_convert.graph.fake import Dim, stub_recurrent
+from bp_convert.graph.fake_run import owner_at, set_attributes, watch
+from bp_convert.graph.origin import Origin
 from bp_convert.torch_private import buffers_of, parameters_of
+from bp_convert.widths.symbolic_mode import SymbolicMode
+from bp_convert.widths.symbols import Equality, SizeEnv, expr_of
+from bp_convert.widths.width_forms import Attr, Form, Sizes, form_of
+from bp_convert.widths.width_plan import Size
 
 _HEAD = re.compile(
     r"(^|_)(head_?(dim|size|width|channels)|dim_?(per_)?head|d_(kv|head)|(key|value|proj)_dim)$"
@@ -31,12 +34,12 @@ _LEAST = 4  # smaller numbers are more likely axes, kernel sizes or channels of 
 
 
 @dataclass
-class Held:
-    """The widths of one module: where they stand in the ghost and what they are in the model."""
+class SizedModule:
+    """The widths of one module: where they stand in the copy and what they are in the model."""
 
     name: str
     module: nn.Module  # of the model
-    ghost: nn.Module
+    fake: nn.Module  # of the copy
     form: Form | None
     own: Mapping[str, Dim] = field(default_factory=dict)
     inputs: list[Dim] = field(default_factory=list)
@@ -46,7 +49,7 @@ class Held:
     def state(self) -> Iterator[tuple[str, Tensor, tuple[Dim, ...]]]:
         """Yield the key, the model's tensor and the symbolic shape of each tensor."""
         for key, shape in self.sizes.tensors.items():
-            owner, name = _owner(self.module, key)
+            owner, name = owner_at(self.module, key)
             parameter, buffer = parameters_of(owner).get(name), buffers_of(owner).get(name)
             tensor = buffer if parameter is None else parameter
             if tensor is not None:
@@ -55,11 +58,11 @@ class Held:
     def attributes(self) -> Iterator[tuple[str, Size, Attr]]:
         """Yield the key, the model's value and the symbolic value of each attribute."""
         for key, value in self.sizes.attrs.items():
-            owner, name = _owner(self.module, key)
+            owner, name = owner_at(self.module, key)
             yield key, _plain(owner.__dict__[name]), value
 
 
-class Ghost:
+class SymbolicCopy:
     """A model whose sizes are symbols of ``env``; the model itself is only read.
 
     Attributes:
@@ -68,18 +71,18 @@ class Ghost:
         held: the modules that hold widths, by their first name.
         fixed: modules whose tensors keep their shape, with the reason.
         called: names of the modules that have been called.
-        made: what each module returned last.
+        returned: what each module returned last.
         given: symbols of widths that a module takes from the one before.
     """
 
-    def __init__(self, model: nn.Module, env: SizeEnv, mode: PhantomMode) -> None:
+    def __init__(self, model: nn.Module, env: SizeEnv, mode: SymbolicMode) -> None:
         self.source = model
         self.env = env
         self.mode = mode
-        self.held: dict[str, Held] = {}
+        self.held: dict[str, SizedModule] = {}
         self.fixed: dict[str, str] = {}
         self.called: set[str] = set()
-        self.made: dict[str, Any] = {}
+        self.returned: dict[str, Any] = {}
         self.given: set[sympy.Symbol] = set()
         self._shapes: dict[int, tuple[str, tuple[Dim, ...]]] = {}  # tensor -> its first name
         self._shared: set[str] = set()  # modules with a tensor that others hold as well
@@ -94,9 +97,9 @@ class Ghost:
             self._place(held)
         watch(self.module, self.enter, self.leave)
 
-    def _describe(self, model: nn.Module) -> list[Held]:
+    def _describe(self, model: nn.Module) -> list[SizedModule]:
         widths = _widths(model)
-        plans: list[Held] = []
+        plans: list[SizedModule] = []
         covered: set[int] = set()
         for name, module in model.named_modules():
             if id(module) in covered:
@@ -107,7 +110,7 @@ class Ghost:
                 self.fixed[name] = reason
                 continue
             form = form_of(module)
-            held = Held(name, module, module, form)
+            held = SizedModule(name, module, module, form)
             if form is not None:
                 if isinstance(module, nn.MultiheadAttention):
                     covered.update(id(one) for one in module.modules())
@@ -162,11 +165,11 @@ class Ghost:
                     )
         return Sizes(tensors, attrs)
 
-    def _place(self, held: Held) -> None:
-        held.ghost = self.module.get_submodule(held.name)
+    def _place(self, held: SizedModule) -> None:
+        held.fake = self.module.get_submodule(held.name)
         self.held[held.name] = held
-        set_attributes(held.ghost, held.sizes.attrs)
-        stub_recurrent(held.ghost)
+        set_attributes(held.fake, held.sizes.attrs)
+        stub_recurrent(held.fake)
 
     def enter(self, name: str, given: Tensor | None) -> None:
         """Note that a module is called, and read the widths of its input off its first input."""
@@ -194,11 +197,11 @@ class Ghost:
         for key, tensor, shape in held.state():
             if any(a is not b for a, b in zip(shape, before[key], strict=True)):
                 made = self.mode.like(tensor, shape)
-                if key in buffers_of(held.ghost):
-                    buffers_of(held.ghost)[key] = made
+                if key in buffers_of(held.fake):
+                    buffers_of(held.fake)[key] = made
                 else:
-                    parameters_of(held.ghost)[key] = cast(nn.Parameter, made)
-        set_attributes(held.ghost, held.sizes.attrs)
+                    parameters_of(held.fake)[key] = cast(nn.Parameter, made)
+        set_attributes(held.fake, held.sizes.attrs)
 
     def uses(self, sizes: Iterable[Dim]) -> bool:
         """Return whether the run compared any of these sizes with another one."""
@@ -212,47 +215,9 @@ class Ghost:
 
     def leave(self, name: str, output: Any) -> None:
         """Note that the innermost module has returned, and what."""
-        self.made[name] = output
+        self.returned[name] = output
         if self.env.running:
             self.env.running.pop()
-
-
-def watch(
-    model: nn.Module,
-    enter: Callable[[str, Tensor | None], None],
-    leave: Callable[[str, Any], None],
-) -> None:
-    """Tell of every call of a module: its name with its first tensor, and with its output."""
-    for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):  # takes no hooks of Python's
-            continue
-
-        def before(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-            enter(name, first_tensor(args, kwargs))
-
-        module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
-        module.register_forward_hook(lambda m, a, output, name=name: leave(name, output))
-
-
-def first_tensor(args: Any, kwargs: Any) -> Tensor | None:
-    """Return the first argument of a call if it is a tensor or a packed sequence."""
-    first = next(iter([*args, *kwargs.values()]), None)
-    data = getattr(first, "data", None)
-    if isinstance(first, Tensor):
-        return first
-    return data if isinstance(data, Tensor) else None
-
-
-def set_attributes(module: nn.Module, attrs: Mapping[str, Attr]) -> None:
-    """Set attributes past ``__setattr__``, dotted ones on submodules."""
-    for key, value in attrs.items():
-        owner, name = _owner(module, key)
-        owner.__dict__[name] = value
-
-
-def _owner(module: nn.Module, key: str) -> tuple[nn.Module, str]:
-    path, _, name = key.rpartition(".")
-    return module.get_submodule(path), name
 
 
 def _plain(value: Any) -> Size:

@@ -8,22 +8,23 @@ from dataclasses import dataclass
 import sympy
 from torch import nn
 
-from bp_convert.graph.analysis import Analysis
-from bp_convert.graph.choose import Choice
-from bp_convert.graph.forms import Attr
-from bp_convert.graph.symbols import expr_of
-from bp_convert.graph.width_plan import AttrChange, Resize, Size, TargetWidth, WidthPlan
 from bp_convert.kinds import Kind
+from bp_convert.values.plan import AttrChange, Resize
+from bp_convert.widths.analysis import Analysis
+from bp_convert.widths.new_sizes import NewSizes
+from bp_convert.widths.symbols import expr_of
+from bp_convert.widths.width_forms import Attr
+from bp_convert.widths.width_plan import Size, TargetWidth, WidthPlan
 
 _INPUTS = ("in_features", "in_channels", "input_size")
 
 
 @dataclass(frozen=True)
-class Report:
+class PlanWriter:
     """Turns an analysis and the sizes chosen for it into a WidthPlan."""
 
     analysis: Analysis
-    choice: Choice
+    sizes: NewSizes
 
     def plan(self) -> WidthPlan:
         """Write the plan.
@@ -38,65 +39,60 @@ class Report:
             verified=True,
             never_called=tuple(n for n in self.analysis.sites if not self.analysis.calls(n)),
             output_layers=self._output_layers(),
-            groups=tuple(self.choice.groups()),
+            groups=tuple(self.sizes.groups()),
         )
 
     def _resizes(self) -> list[Resize]:
         found: list[Resize] = []
         seen: set[int] = set()
-        names = self._names()
-        resolve = self.analysis.system.resolve
-        for held in self.analysis.ghost.held.values():
+        for held in self.analysis.copy.held.values():
             for key, tensor, shape in held.state():
-                sizes = [expr_of(size) for size in shape]
-                before, after = tuple(tensor.shape), tuple(self.choice.new(s) for s in sizes)
-                if before == after or id(tensor) in seen:
-                    continue
-                seen.add(id(tensor))
-                groups = tuple(
-                    None if old == new else _words(resolve(size), names)
-                    for size, old, new in zip(sizes, before, after, strict=True)
-                )
-                found.append(Resize(join(held.name, key), before, after, groups))
+                before = tuple(tensor.shape)
+                after = tuple(self.sizes.new(expr_of(size)) for size in shape)
+                if before != after and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    name = join(held.name, key)
+                    found.append(Resize(name=name, before=before, after=after))
         return found
 
     def _attrs(self) -> list[AttrChange]:
         found: list[AttrChange] = []
-        for held in self.analysis.ghost.held.values():
+        for held in self.analysis.copy.held.values():
             for key, before, size in held.attributes():
                 new = self._new(size)
                 if new != before:
                     path, _, attr = key.rpartition(".")
-                    found.append(AttrChange(join(held.name, path), attr, before, new))
+                    module = join(held.name, path)
+                    found.append(AttrChange(module=module, attr=attr, before=before, after=new))
         return found
 
     def _new(self, size: Attr) -> Size:
         if isinstance(size, tuple):
-            return tuple(self.choice.new(expr_of(one)) for one in size)
-        return self.choice.new(expr_of(size))
+            return tuple(self.sizes.new(expr_of(one)) for one in size)
+        return self.sizes.new(expr_of(size))
 
     def _target(self, name: str) -> TargetWidth:
-        held = self.analysis.ghost.held.get(name)
+        held = self.analysis.copy.held.get(name)
         if held is None:
             return self._part(name)
         inputs, outputs = self.analysis.sites[name].widths(held.module)
         given = next((held.sizes.attrs[k] for k in _INPUTS if k in held.sizes.attrs), inputs)
         new_inputs = self._new(given)
         width = self.analysis.width(name)
-        new_outputs = outputs if width is None else self.choice.new(width)
+        new_outputs = outputs if width is None else self.sizes.new(width)
         assert isinstance(new_inputs, int)
         reason = None if new_outputs != outputs else self._reason(name)
         return TargetWidth(name, inputs, new_inputs, outputs, new_outputs, reason)
 
     def _part(self, name: str) -> TargetWidth:
         """Return the widths of a layer whose tensors belong to the module that holds it."""
-        module = self.analysis.ghost.source.get_submodule(name)
+        module = self.analysis.copy.source.get_submodule(name)
         inputs, outputs = self.analysis.sites[name].widths(module)
         parent, _, own = name.rpartition(".")
-        held = self.analysis.ghost.held.get(parent)
+        held = self.analysis.copy.held.get(parent)
         size = None if held is None else held.sizes.attrs.get(f"{own}.out_features")
         if size is None:
-            fixed = self.analysis.ghost.fixed.items()
+            fixed = self.analysis.copy.fixed.items()
             why = next((r for n, r in fixed if f"{name}.".startswith(f"{n}." if n else "")), "")
             return TargetWidth(name, inputs, inputs, outputs, outputs, why)
         new = self._new(size)
@@ -106,13 +102,13 @@ class Report:
 
     def _reason(self, name: str) -> str:
         """Say why a layer's output keeps its width."""
-        if self.choice.alpha == 1:
+        if self.sizes.alpha == 1:
             return "alpha is 1"
         system, width = self.analysis.system, self.analysis.width(name)
-        if name in self.choice.roots:
+        if name in self.sizes.roots:
             if not self.analysis.calls(name):
                 return "never called on the example input"
-            frozen = self.choice.reason(name)
+            frozen = self.sizes.reason(name)
             if frozen is not None:
                 return frozen.removeprefix(f"{name} is ")
         if width is None:
@@ -120,7 +116,7 @@ class Report:
         equality = system.why_fixed(width)
         if equality is not None and system.resolve(width).is_number:
             return f"fixed to {system.resolve(width)} by {equality.origin}"
-        if name not in self.choice.roots:
+        if name not in self.sizes.roots:
             return "it follows the layers around it, which keep their width here"
         return f"its width is {_words(system.resolve(width), self._names())}, which stays"
 
@@ -129,18 +125,18 @@ class Report:
         reached = self.analysis.system.roots(sizes)
         return tuple(
             name
-            for name in self.choice.wishes
-            if self.choice.roots[name] & reached or name in self.analysis.heads
+            for name in self.sizes.layers
+            if self.sizes.roots[name] & reached or name in self.analysis.heads
         )
 
     def _names(self) -> dict[sympy.Symbol, sympy.Expr]:
         """Name every symbol after a layer whose width it is, or else after where it stands."""
         names: dict[sympy.Symbol, sympy.Expr] = {}
-        for name, wish in self.choice.wishes.items():
-            times, root = self.analysis.system.resolve(wish.width).as_coeff_Mul()
+        for name, layer in self.sizes.layers.items():
+            times, root = self.analysis.system.resolve(layer.width).as_coeff_Mul()
             if root.is_Symbol:
                 names.setdefault(root, sympy.Symbol(f"{name}.out") / times)
-        for symbol, name in self.analysis.ghost.env.names.items():
+        for symbol, name in self.analysis.copy.env.names.items():
             names.setdefault(symbol, sympy.Symbol(name))
         return names
 

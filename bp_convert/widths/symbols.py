@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import linecache
-import os
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -16,36 +12,9 @@ import sympy
 import torch
 from sympy.logic.boolalg import BooleanAtom
 
-from bp_convert.graph.nodes import size
+from bp_convert.graph.fake import Dim
+from bp_convert.graph.origin import Origin, origin_of
 from bp_convert.torch_private import ShapeEnv, SymNode, expr_in, new_symbol
-
-Dim = int | torch.SymInt
-
-_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
-_SYMPY = f"{Path(sympy.__file__).parent}{os.sep}"
-_HERE = f"{Path(__file__).parent}{os.sep}"
-_LAYERS = f"{_TORCH}nn{os.sep}modules{os.sep}"
-_CALL = f"{_LAYERS}module.py"
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The module that was running, and the line of its forward, when a size had to be known."""
-
-    module: str
-    file: str
-    line: int
-    note: str = ""
-
-    def __str__(self) -> str:
-        if self.note:
-            return self.note
-        inside = f"in {self.module}" if self.module else "in the model's forward"
-        code = linecache.getline(self.file, self.line).strip() if self.file else ""
-        if not code or self.file.startswith(_LAYERS):
-            return f"the layer {self.module}" if self.module else "the model's forward"
-        shown = code if len(code) <= 72 else code[:69] + "..."
-        return f"`{shown}` at {Path(self.file).name}:{self.line} {inside}"
 
 
 @dataclass(frozen=True)
@@ -71,7 +40,7 @@ class SizeEnv(ShapeEnv):
         self.values: dict[sympy.Symbol, int] = {}
         self.names: dict[sympy.Symbol, str] = {}
         self.running: list[str] = []  # the modules that are being called, innermost last
-        self.results: dict[Any, SymNode] = {}  # of the arithmetic, see nodes.py
+        self.results: dict[Any, SymNode] = {}  # of the arithmetic, see SizeNode
         self._answers: dict[sympy.Basic, sympy.Basic] = {}
 
     def symbol(self, name: str, value: int) -> Dim:
@@ -146,23 +115,6 @@ class SizeEnv(ShapeEnv):
         return origin_of(_outwards(sys._getframe(1)), running)
 
 
-def origin_of(frames: Iterable[tuple[str, int]], module: str) -> Origin:
-    """Find the model's own line among (file, line) frames, innermost first.
-
-    Inside a layer of torch the layer itself is the place, so that the line which calls it, in
-    whatever container, is not blamed.
-    """
-    layer: tuple[str, int] | None = None
-    for file, line in frames:
-        if file.startswith(_LAYERS) and file != _CALL:
-            layer = layer or (file, line)
-        elif file == _CALL and layer is not None:
-            return Origin(module, *layer)
-        elif not file.startswith((_TORCH, _SYMPY, _HERE, "<")):
-            return Origin(module, file, line)
-    return Origin(module, *(layer or ("", 0)))
-
-
 def _outwards(frame: FrameType | None) -> Iterator[tuple[str, int]]:
     while frame is not None:
         yield frame.f_code.co_filename, frame.f_lineno
@@ -176,18 +128,48 @@ def expr_of(one: Dim | sympy.Expr) -> sympy.Expr:
     return sympy.sympify(one)
 
 
-@contextmanager
-def sizes_as_floats() -> Iterator[None]:
-    """Let ``float(size)``, and so ``math.sqrt(size)``, give a plain number without fixing it.
+# One run asks the same few questions of strides and sizes tens of thousands of times.
+_BINARY = (
+    *("add", "sub", "mul", "mod", "int_floordiv", "sym_max", "sym_min"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "and_", "or_"),
+)
 
-    A scale such as 1/sqrt(width) does not bind the width, and is computed anew at the new size.
-    """
-    before = vars(torch.SymInt).get("__float__")
-    torch.SymInt.__float__ = lambda self: float(self.node.hint)  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        if before is None:
-            del torch.SymInt.__float__  # type: ignore[attr-defined]
-        else:
-            torch.SymInt.__float__ = before  # type: ignore[attr-defined]
+
+class SizeNode(SymNode):
+    """A symbolic number whose results are kept in its environment's ``results``."""
+
+    def wrap_int(self, num: int) -> SymNode:
+        results: dict[Any, SymNode] = self.shape_env.results  # type: ignore[union-attr]
+        made = results.get(num)
+        if made is None:
+            made = results[num] = _adopt(super().wrap_int(num))
+        return made
+
+
+def _adopt(node: SymNode) -> SymNode:
+    if type(node) is SymNode:
+        node.__class__ = SizeNode
+    return node
+
+
+def _remembered(name: str) -> Callable[[SymNode, SymNode], SymNode]:
+    work_out = getattr(SymNode, name)
+
+    def method(self: SymNode, other: SymNode) -> SymNode:
+        results: dict[Any, SymNode] = self.shape_env.results  # type: ignore[union-attr]
+        key = (name, expr_in(self), self.pytype, expr_in(other), other.pytype)
+        made = results.get(key)
+        if made is None:
+            made = results[key] = _adopt(work_out(self, other))
+        return made
+
+    return method
+
+
+for _name in _BINARY:
+    setattr(SizeNode, _name, _remembered(_name))
+
+
+def size(expr: sympy.Expr, env: Any, value: int) -> torch.SymInt:
+    """Make a symbolic integer of ``env`` that is ``value`` on the example."""
+    return torch.SymInt(SizeNode(expr, env, int, value))
