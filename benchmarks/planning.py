@@ -60,9 +60,7 @@ def main() -> None:
         calls, plain = [0], type(model).forward
 
         @functools.wraps(plain)
-        def counted(
-            *args: Any, plain: Any = plain, calls: list[int] = calls, **kwargs: Any
-        ) -> Any:
+        def counted(*args: Any, plain: Any = plain, calls: list[int] = calls, **kwargs: Any) -> Any:
             calls[0] += 1
             return plain(*args, **kwargs)
 

@@ -38,9 +38,9 @@ def with_counts(
         sample: example inputs; None draws them from the plan's description.
         edited: the plan may have been edited: its numbers are derived anew.
     """
-    ghost = apply_plan(clone_to_meta(model), plan, structure_only=True).model
+    empty = apply_plan(clone_to_meta(model), plan, structure_only=True).model
     counted = (
-        None if seen is None else _counted(ghost, plan, seen, sample or SampleInputs(plan.inputs))
+        None if seen is None else _counted(empty, plan, seen, sample or SampleInputs(plan.inputs))
     )
     notes = plan.notes
     if seen is not None and seen.on_data:
@@ -49,7 +49,7 @@ def with_counts(
         notes = (*notes, *([] if ESTIMATED in notes else [ESTIMATED]))
     layers = []
     for layer in plan.layers:
-        module = ghost.get_submodule(layer.name)
+        module = empty.get_submodule(layer.name)
         if counted is not None:
             macs = counted.macs.get(layer.name, 0)
         elif edited and seen is not None and layer.action == "replaced":
@@ -68,8 +68,8 @@ def with_counts(
     return plan.model_copy(
         update={
             "layers": tuple(layers),
-            "params": Totals(before=plan.params.before, after=count_params(ghost).after),
-            "bytes": Totals(before=plan.bytes.before, after=count_bytes(ghost).after),
+            "params": Totals(before=plan.params.before, after=count_params(empty).after),
+            "bytes": Totals(before=plan.bytes.before, after=count_bytes(empty).after),
             "macs": total,
             "notes": notes,
         }
@@ -94,15 +94,15 @@ def recount(model: nn.Module, plan: Plan, sample: SampleInputs | None = None) ->
 
 
 def _counted(
-    ghost: nn.Module, plan: Plan, seen: Observation, sample: SampleInputs
+    empty: nn.Module, plan: Plan, seen: Observation, sample: SampleInputs
 ) -> Observation | None:
     """Run a widened model on shapes alone; None where it looks at its data, or is not widened."""
     if seen.on_data or not sample or not plan.resizes:
         return None
-    args, kwargs = sample.cpu(ghost, 1)
+    args, kwargs = sample.cpu(empty, 1)
     names = [layer.name for layer in plan.layers]
     try:
-        return observe_shapes(ghost, names, args, kwargs, examples=seen.examples)
+        return observe_shapes(empty, names, args, kwargs, examples=seen.examples)
     except TraceError:
         return None
 

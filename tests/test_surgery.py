@@ -161,9 +161,9 @@ def test_a_changed_model_is_refused() -> None:
 
 def test_the_structure_alone_takes_no_weights() -> None:
     model = Net()
-    ghost = apply_plan(model, _plan(model), structure_only=True).model
-    assert all(p.is_meta for p in ghost.parameters())
-    assert sum(p.numel() for p in ghost.parameters()) == _plan(model).params.after
+    empty = apply_plan(model, _plan(model), structure_only=True).model
+    assert all(p.is_meta for p in empty.parameters())
+    assert sum(p.numel() for p in empty.parameters()) == _plan(model).params.after
 
 
 def test_a_model_that_cannot_be_copied_is_named() -> None:

@@ -17,10 +17,9 @@ from bp_convert.graph.ready import check_ready
 from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Factors, Widths, prime_reason
-from bp_convert.planner.reasons import reasons_of
+from bp_convert.planner.requests import LayerRequest, floors, reasons_of, requests_of
 from bp_convert.planner.samples import sample_inputs
 from bp_convert.planner.warm import with_maps
-from bp_convert.planner.wishes import Wish, floors, wishes_of
 from bp_convert.planner.worth import chosen, worth
 from bp_convert.search.choose import Found
 from bp_convert.search.options import Unit
@@ -101,22 +100,22 @@ class _Planning:
 
     def run(self) -> Plan:
         self.progress("reading the model", 0, self.STEPS)
-        wishes = wishes_of(self.settings, self.sites)
+        requests = requests_of(self.settings, self.sites)
         self.progress("running a copy of it", 1, self.STEPS)
         sample = sample_inputs(self.model, self.settings, self.examples, self.given)
         seen = self._observe(sample)
         # A target weighs the head's error like any other.
         heads_too = self.settings.convert_head or bool(self.settings.target)
-        reasons = reasons_of(self.model, self.sites, wishes, seen, heads_too=heads_too)
+        reasons = reasons_of(self.model, self.sites, requests, seen, heads_too=heads_too)
         self.progress("finding which widths go together", 2, self.STEPS)
-        widths = self._widths(sample, wishes, reasons)
+        widths = self._widths(sample, requests, reasons)
         if self.settings.target:
             free = [site for site in self.sites if site.name not in reasons]
-            asks = {name: wish.ask for name, wish in wishes.items() if wish.insists}
-            self.found = self.spending.search(free, asks, floors(wishes), seen)
+            asks = {name: request.ask for name, request in requests.items() if request.insists}
+            self.found = self.spending.search(free, asks, floors(requests), seen)
             self.notes += self.found.notes
         layers = tuple(
-            self._layer(site, wishes[site.name], reasons.get(site.name), widths, seen)
+            self._layer(site, requests[site.name], reasons.get(site.name), widths, seen)
             for site in self.sites
         )
         self.progress("counting", 3, self.STEPS)
@@ -127,11 +126,11 @@ class _Planning:
 
     def probe(self) -> tuple[list[Unit], list[tuple[Site, str]]]:
         """Return the candidates of every layer that can be converted, and why others cannot."""
-        wishes = wishes_of(self.settings, self.sites)
+        requests = requests_of(self.settings, self.sites)
         seen = self._observe(sample_inputs(self.model, self.settings, self.examples, self.given))
-        reasons = reasons_of(self.model, self.sites, wishes, seen, heads_too=True)
+        reasons = reasons_of(self.model, self.sites, requests, seen, heads_too=True)
         free = [site for site in self.sites if site.name not in reasons]
-        units = self.spending.units(self.spending.wanted(free, floors(wishes), seen))
+        units = self.spending.units(self.spending.wanted(free, floors(requests), seen))
         return units, [(one, reasons[one.name]) for one in self.sites if one.name in reasons]
 
     # What the model says
@@ -153,7 +152,7 @@ class _Planning:
             return None
 
     def _widths(
-        self, sample: SampleInputs, wishes: dict[str, Wish], reasons: dict[str, str]
+        self, sample: SampleInputs, requests: dict[str, LayerRequest], reasons: dict[str, str]
     ) -> WidthPlan | None:
         if self.settings.alpha == 1:
             return None
@@ -168,7 +167,7 @@ class _Planning:
         targets = {
             site.name: site.kind.name
             for site in self.sites
-            if site.name not in reasons and self._prime(site, wishes[site.name]) is None
+            if site.name not in reasons and self._prime(site, requests[site.name]) is None
         }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -178,15 +177,15 @@ class _Planning:
         return found
 
     @staticmethod
-    def _prime(site: Site, wish: Wish) -> str | None:
-        return prime_reason(site.kind.widths(site.module), wish.ask)
+    def _prime(site: Site, request: LayerRequest) -> str | None:
+        return prime_reason(site.kind.widths(site.module), request.ask)
 
     # One layer
 
     def _layer(
         self,
         site: Site,
-        wish: Wish,
+        request: LayerRequest,
         reason: str | None,
         widths: WidthPlan | None,
         seen: Observation | None,
@@ -197,15 +196,15 @@ class _Planning:
         notes: list[str] = []
         factors: Factors = {}
         shapes = seen.calls(site.names) if seen else []
-        searched = self.found is not None and not wish.insists
+        searched = self.found is not None and not request.insists
         if reason is None and self.found is not None and searched:
             factors = self.found.factors.get(site.name, {})
             reason, notes = chosen(site, self._after(site), factors, shapes)
         elif reason is None:
-            reason = prime_reason(after, wish.ask)
+            reason = prime_reason(after, request.ask)
         if reason is None and not searched:
-            factors = kind.factor(module, after, wish.ask)
-            reason, notes = worth(self.settings, site, after, factors, wish, shapes)
+            factors = kind.factor(module, after, request.ask)
+            reason, notes = worth(self.settings, site, after, factors, request, shapes)
         if widths is not None and before[1] == after[1] and not reason:
             target = widths.targets.get(site.name)
             if target is not None and target.reason:
@@ -222,7 +221,7 @@ class _Planning:
             inputs=(before[0], after[0]),
             outputs=(before[1], after[1]),
             factors=factors if replaced else {},
-            init=wish.init,
+            init=request.init,
             params=(
                 sum(p.numel() for p in module.parameters()),
                 kind.params(module, after, factors if replaced else None),

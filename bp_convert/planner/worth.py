@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from bp_convert.graph.walk import Site
 from bp_convert.kinds import Factors, Widths
 from bp_convert.kinds.speed import predict
-from bp_convert.planner.wishes import Wish
+from bp_convert.planner.requests import LayerRequest
 from bp_convert.values.settings import Settings
 
 MARGIN = 1.1  # the speed guard wants this much gain, since its predictions are that good
@@ -31,19 +31,19 @@ def worth(
     site: Site,
     after: Widths,
     factors: Factors,
-    wish: Wish,
+    request: LayerRequest,
     shapes: Sequence[tuple[int, ...]],
 ) -> Verdict:
     """Judge what no target has chosen: it must not grow, nor run slower unless asked for."""
     kind, module = site.kind, site.module
     dense, small = kind.params(module, after), kind.params(module, after, factors)
-    if small >= dense and not wish.insists and not settings.convert_anyway:
+    if small >= dense and not request.insists and not settings.convert_anyway:
         return f"would grow by {100 * (small / dense - 1):.0f} %", []
     speed = predict(kind.name, module, after, factors, shapes)
     if speed is None or speed.ratio >= MARGIN:
         return None, []
     slower = _slower(speed.ratio) if speed.ratio < 1 else "no faster than the dense layer"
-    if _guarded(settings, wish):
+    if _guarded(settings, request):
         return f"would be {slower}", []
     return None, [slower]
 
@@ -52,6 +52,6 @@ def _slower(ratio: float) -> str:
     return f"slower than the dense layer (predicted {1 / ratio:.1f}x its time)"
 
 
-def _guarded(settings: Settings, wish: Wish) -> bool:
-    chosen_by_user = settings.alpha > 1 or wish.ask.pairs != "fast" or wish.insists
+def _guarded(settings: Settings, request: LayerRequest) -> bool:
+    chosen_by_user = settings.alpha > 1 or request.ask.pairs != "fast" or request.insists
     return not (chosen_by_user or settings.convert_anyway)

@@ -159,14 +159,14 @@ class _Comparison:
         shaken: dict[str, Tensor] = {}
         old: dict[int, Tensor] = {}  # nothing is shared: a forward may write on its weights
         new: dict[int, Tensor] = {}
-        hollow = {watch.name for watch in self.watches if watch.mixes}
+        empty = {watch.name for watch in self.watches if watch.mixes}
         for name, resizes in self.resized.items():
             module = self.model.get_submodule(name)
             for resize in resizes:
                 key = resize.name.rpartition(".")[2]
                 tensor = held(module, key)
                 assert tensor is not None
-                if name in hollow:
+                if name in empty:
                     fill = torch.zeros((), dtype=tensor.dtype).expand(resize.after)
                 else:
                     shaken[resize.name] = _shake(tensor, key)
@@ -194,7 +194,7 @@ class _Comparison:
             plain = module.forward
 
             def forward(*given: Any, **named: Any) -> Any:
-                output = hollow_output(module, given, named)
+                output = empty_output(module, given, named)
                 return self._exchange(watch, plain(*given, **named) if output is None else output)
 
             module.forward = forward
@@ -209,7 +209,7 @@ class _Comparison:
         return _map_floats(drawn, Tensor.clone)  # the model may write to what it is given
 
     def _substitute(self, watch: _Watch) -> Callable[..., Any]:
-        """Return the forward of a hollow layer: compare the input, repeat the source's output."""
+        """Return the forward of an empty layer: compare the input, repeat the source's output."""
         calls = iter(range(1 << 30))
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -338,7 +338,7 @@ def _guess(resize: Any, sums_inputs: bool) -> Follow:
     return Follow(axes, shared=1 if sums_inputs and len(axes) == 2 else None)
 
 
-def hollow_output(module: nn.Module, args: Args, kwargs: Kwargs) -> Tensor | None:
+def empty_output(module: nn.Module, args: Args, kwargs: Kwargs) -> Tensor | None:
     """Return an empty tensor of the shape that a layer gives out, where that is easily told."""
     if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
         return None

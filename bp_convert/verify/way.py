@@ -1,19 +1,51 @@
-"""A padding mask for models that take one."""
+"""Ways in which a model is run, each to be repeated on another; among them padding masks."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bp_convert.graph.running import Args, Kwargs
-from bp_convert.graph.tree import tensors_in
+from bp_convert.graph.running import Args, Kwargs, fast_path, in_mode, run, same_draws
+from bp_convert.graph.tree import map_tensors, tensors_in
 
 # Names of forward's argument; True, or 1, marks what counts in the first, padding in the others.
 _KEEPS = ("attention_mask",)
 _PADS = ("src_key_padding_mask", "key_padding_mask", "padding_mask", "mask", "src_mask")
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run a model.
+
+    Attributes:
+        words: for messages.
+        batch: inputs.
+        training: the mode.
+        fast: whether attention's fused path may be taken.
+        changed: the weights are scaled first.
+    """
+
+    words: str
+    batch: tuple[Args, Kwargs]
+    training: bool = False
+    fast: bool = True
+    changed: bool = False
+
+    def call(self, model: nn.Module, *, grad: bool = False) -> Any:
+        """Run a model, on copies of the inputs and from the same random state each time."""
+        args, kwargs = map_tensors(lambda t: t.clone(), self.batch)
+        with (
+            same_draws(0, model),
+            fast_path(self.fast),
+            in_mode(model, training=self.training),
+            torch.set_grad_enabled(grad),
+        ):
+            return run(model, args, kwargs)
 
 
 def masked(model: nn.Module, args: Args, kwargs: Kwargs) -> Iterator[tuple[Args, Kwargs]]:

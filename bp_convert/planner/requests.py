@@ -1,0 +1,102 @@
+"""What the settings ask of each layer, and why the model has it stay as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from bp_convert.graph.observe import Observation
+from bp_convert.graph.walk import Site, select, structural_reasons
+from bp_convert.kinds import Ask
+from bp_convert.values.settings import LayerRule, Settings
+
+
+@dataclass(frozen=True)
+class LayerRequest:
+    """What the settings ask of one site."""
+
+    ask: Ask
+    init: str
+    insists: bool
+    refusal: str | None
+    floor: float = 0.0
+
+
+def requests_of(settings: Settings, sites: Sequence[Site]) -> dict[str, LayerRequest]:
+    """Return the request for each site by name; of the rules the first that matches holds.
+
+    Raises:
+        PlanError: a pattern matches nothing.
+    """
+    included = _matched(settings.include, sites)
+    excluded = _matched(settings.exclude, sites)
+    rules = [(rule, select(rule.match, sites)) for rule in settings.layers]
+    requests = {}
+    for site in sites:
+        rule = next((r for r, hits in rules if site.name in hits), None) or LayerRule(match="*")
+        refusal = None
+        if rule.keep:
+            refusal = f"kept by the rule for {rule.match!r}"
+        elif site.name in excluded:
+            refusal = "excluded"
+        elif settings.include and site.name not in included and not rule.insists:
+            refusal = "not included"
+        ask = Ask(
+            pairs=settings.pairs if rule.pairs is None else rule.pairs,
+            rank=settings.rank if rule.rank is None else rule.rank,
+        )
+        requests[site.name] = LayerRequest(
+            ask, rule.init or settings.init, rule.insists, refusal, rule.floor or 0.0
+        )
+    return requests
+
+
+def floors(requests: dict[str, LayerRequest]) -> dict[str, float]:
+    """Return the share of its parameters that each layer keeps at least."""
+    return {name: request.floor for name, request in requests.items()}
+
+
+def reasons_of(
+    model: nn.Module,
+    sites: Sequence[Site],
+    requests: dict[str, LayerRequest],
+    seen: Observation | None,
+    *,
+    heads_too: bool,
+) -> dict[str, str]:
+    """Return for each site that stays what it is the firmest reason.
+
+    Args:
+        seen: a run of the model; None where it was not run.
+        heads_too: convert layers that make the model's output.
+    """
+    reasons = structural_reasons(model, sites)
+    heads = _heads(sites, seen)
+    for site in sites:
+        request = requests[site.name]
+        never = seen is not None and not any(name in seen.shapes for name in site.names)
+        candidates = (
+            request.refusal,
+            reasons.get(site.name),
+            site.kind.refuse(site.module),
+            "never called on the example input" if never else None,
+            "it makes the model's output (--convert-head converts it)"
+            if site.name in heads and not (heads_too or request.insists)
+            else None,
+        )
+        found = next(filter(None, candidates), None)
+        if found:
+            reasons[site.name] = found
+    return reasons
+
+
+def _heads(sites: Sequence[Site], seen: Observation | None) -> tuple[str, ...]:
+    if seen is not None:
+        return seen.heads
+    return (sites[-1].name,) if sites else ()
+
+
+def _matched(patterns: Sequence[str], sites: Sequence[Site]) -> frozenset[str]:
+    return frozenset().union(*(select(pattern, sites) for pattern in patterns))
