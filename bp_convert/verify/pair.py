@@ -1,5 +1,5 @@
-"""A conversion beside the same weights in plain layers, as copies in one precision; and the words for
-how they part."""
+"""A conversion beside the same weights in plain layers, as copies in one precision; and the words
+for how they part."""
 
 from __future__ import annotations
 
