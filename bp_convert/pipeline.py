@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from bp_convert.costs import measure as measure_latency
-from bp_convert.counting import check_counts, recount
+from bp_convert.counting import recount
 from bp_convert.data import Data, Examples, Uses, examples_for, split_for
 from bp_convert.errors import PlanError
 from bp_convert.evaluation import Scorer
@@ -25,7 +25,7 @@ from bp_convert.graph.example import SampleInputs, given_sample
 from bp_convert.graph.inputs import settle_values
 from bp_convert.graph.ready import check_ready
 from bp_convert.graph.reshape import CASTS, cast
-from bp_convert.planner import MAP_BATCH, make_plan
+from bp_convert.planner import make_plan, maps_for, prepare
 from bp_convert.pruning import prune as pruned
 from bp_convert.render.summary import verdict
 from bp_convert.reporting import report_of
@@ -47,7 +47,7 @@ from bp_convert.values.report import Report, Verification
 from bp_convert.values.settings import Init, Settings, SettingsKeywords
 from bp_convert.values.tensors import TensorSpec
 from bp_convert.verify import fingerprint_of_data, verify
-from bp_convert.widths.channel_map import ChannelMaps, measure_maps
+from bp_convert.widths.channel_map import ChannelMaps
 
 # What forward takes: described, or values with the examples on their first axis.
 Inputs = Sequence[TensorSpec | str] | Sequence[Any] | Mapping[str, Any] | Tensor
@@ -159,7 +159,8 @@ def apply(
         plan = recount(model, plan)
     examples = None if calibrate is None else examples_for(model, calibrate, plan.settings)
     with carried_out(model):
-        return _apply(model, plan, progress, _sample(plan, examples), examples).model
+        maps = maps_for(model, plan, _sample(plan, examples), progress)
+        return _apply(model, plan, maps, progress, examples).model
 
 
 def convert(
@@ -216,14 +217,15 @@ def convert(
     examples = None if split.calibrate is None else split.calibrate.examples
     scorer = None if split.evaluate is None else Scorer(model, split.evaluate.examples, metric)
     if plan is None:
-        plan = make_plan(model, given, examples=examples, given=sample, progress=progress)
+        ready = prepare(model, given, examples=examples, given=sample, progress=progress)
+        plan = ready.plan
     else:
-        plan = recount(model, plan)
+        ready, plan = None, recount(model, plan)
     if sample is None or examples is not None:
         sample = _sample(plan, examples)
+    maps = maps_for(model, plan, sample, progress) if ready is None else ready.maps
     fitted_to = "" if examples is None or not _fits_data(plan) else examples.words
-    done = _apply(model, plan, progress, sample, examples)
-    check_counts(done.model, plan)
+    done = _apply(model, plan, maps, progress, examples)
     if examples is not None and scorer is None:
         sample = _fresh(sample, examples)
     checked = _verified(model, plan, done, before, progress, sample)
@@ -391,18 +393,17 @@ def _fresh(sample: SampleInputs, examples: Examples) -> SampleInputs:
 def _apply(
     model: nn.Module,
     plan: Plan,
+    maps: ChannelMaps | None,
     progress: Progress | None,
-    sample: SampleInputs,
-    examples: Examples | None = None,
+    examples: Examples | None,
 ) -> Converted:
-    maps = _maps(model, plan, progress, sample)
     if examples is None or not _fits_data(plan):
-        done = apply_plan(model, plan, maps, progress=progress)
+        done = apply_plan(model, plan, maps, checked=True, progress=progress)
     else:
         _check_fittable(plan)
         # To the weights first: a layer that is called twice sees its own output while it is
         # fitted, and one that no data reaches stays so.
-        done = apply_plan(model, plan, maps, progress=progress)
+        done = apply_plan(model, plan, maps, checked=True, progress=progress)
         errors, missed = fit_to_data(model, done.model, plan, examples.batches, progress)
         done.errors.update(errors)
         done.missed.update(missed)
@@ -432,18 +433,6 @@ def _check_fittable(plan: Plan) -> None:
             allowed="fitting to data at alpha 1",
             fix="leave the calibration data out: a widened model starts from the weights",
         )
-
-
-def _maps(
-    model: nn.Module, plan: Plan, progress: Progress | None, sample: SampleInputs
-) -> ChannelMaps | None:
-    """Measure channel maps where a widened layer starts warm."""
-    if not plan.resizes or all(layer.init == "random" for layer in plan.layers):
-        return None
-    if progress is not None:
-        progress("finding which channel is which", 0, 1)
-    args, kwargs = sample.drawn.batch(model, MAP_BATCH)
-    return measure_maps(model, plan, args, kwargs)
 
 
 def _verified(

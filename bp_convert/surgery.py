@@ -64,8 +64,8 @@ def fingerprint(model: nn.Module, *, by_script: bool = False) -> str:
     return digest.hexdigest()[:16]
 
 
-def check(model: nn.Module, plan: Plan) -> dict[str, Site]:
-    """Check that ``plan`` can be carried out on ``model``; return the model's sites by name.
+def check(model: nn.Module, plan: Plan) -> None:
+    """Check that ``plan`` can be carried out on ``model``.
 
     Raises:
         PlanError: the model is not the one planned for, or the plan was edited into something
@@ -88,10 +88,9 @@ def check(model: nn.Module, plan: Plan) -> dict[str, Site]:
         if layer.action == "replaced":
             _check_replaced(site, layer)
     found = fingerprint(model)
-    if plan.fingerprint not in (found, fingerprint(model, by_script=True)):
+    if plan.fingerprint != found and plan.fingerprint != fingerprint(model, by_script=True):
         raise _mismatch(plan.model, f"state {found}", f"state {plan.fingerprint}, as planned")
     _check_followers(model, plan)
-    return sites
 
 
 def _check_followers(model: nn.Module, plan: Plan) -> None:
@@ -177,19 +176,23 @@ def apply_plan(
     maps: ChannelMaps | None = None,
     *,
     structure_only: bool = False,
+    checked: bool = False,
     progress: Progress | None = None,
 ) -> Converted:
     """Carry out ``plan`` on a copy of ``model``.
 
     Args:
         maps: how old channels spread over new ones; needed where a widened layer starts warm.
+        checked: the plan was just made for this model, or has gone through ``check``.
         structure_only: make the converted model on the meta device, without any weight.
         progress: called with the layer's name, the layers done and their number.
 
     Raises:
         PlanError: the plan does not fit the model.
     """
-    sites = check(model, plan)
+    if not checked:
+        check(model, plan)
+    sites = {site.name: site for site in walk(model)}
     result = Converted(model)
     modules: dict[nn.Module, nn.Module] = {}
     tensors: dict[int, Tensor] = (

@@ -19,7 +19,7 @@ from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Factors, Widths, prime_reason
 from bp_convert.planner.requests import LayerRequest, floors, reasons_of, requests_of
 from bp_convert.planner.samples import sample_inputs
-from bp_convert.planner.warm import with_maps
+from bp_convert.planner.warm import Planned, maps_for, with_warmth
 from bp_convert.planner.worth import chosen, worth
 from bp_convert.search.choose import Found
 from bp_convert.search.options import Unit
@@ -60,6 +60,18 @@ def make_plan(
         DataError: the model does not run on the examples.
         TraceError: the model does not run on the given input.
     """
+    return prepare(model, settings, examples=examples, given=given, progress=progress).plan
+
+
+def prepare(
+    model: nn.Module,
+    settings: Settings | None = None,
+    *,
+    examples: Examples | None = None,
+    given: SampleInputs | None = None,
+    progress: Progress | None = None,
+) -> Planned:
+    """Do as ``make_plan``, and keep what was found out for whoever carries the plan out."""
     return _Planning(
         model, settings or Settings(), examples, progress or (lambda *_: None), given
     ).run()
@@ -98,7 +110,7 @@ class _Planning:
         self.sites = walk(model)
         self.notes: list[str] = []
 
-    def run(self) -> Plan:
+    def run(self) -> Planned:
         self.progress("reading the model", 0, self.STEPS)
         requests = requests_of(self.settings, self.sites)
         self.progress("running a copy of it", 1, self.STEPS)
@@ -120,9 +132,11 @@ class _Planning:
         )
         self.progress("counting", 3, self.STEPS)
         plan = self._total(layers, sample, widths, seen)
-        plan = with_maps(self.model, plan, self.sites, sample)
+        maps = maps_for(self.model, plan, sample, self.progress)
+        if maps is not None:
+            plan = with_warmth(plan, self.sites, maps)
         self.progress("planned", self.STEPS, self.STEPS)
-        return plan
+        return Planned(plan, maps)
 
     def probe(self) -> tuple[list[Unit], list[tuple[Site, str]]]:
         """Return the candidates of every layer that can be converted, and why others cannot."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -10,20 +11,41 @@ from bp_convert.graph.example import SampleInputs
 from bp_convert.graph.walk import Site
 from bp_convert.surgery import too_large
 from bp_convert.values.plan import Plan
-from bp_convert.widths.channel_map import measure_maps
+from bp_convert.values.progress import Progress
+from bp_convert.widths.channel_map import ChannelMaps, measure_maps
 
 MAP_BATCH = 4  # examples that tell channels apart
 NOISE = "starts from noise: "
 
 
-def with_maps(model: nn.Module, plan: Plan, sites: Sequence[Site], sample: SampleInputs) -> Plan:
-    """Return the plan with notes on the layers that cannot start warm, and why."""
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and what was found out on the way that carrying it out asks for again.
+
+    Attributes:
+        plan: the plan.
+        maps: how channels spread; None where no widened layer starts warm.
+    """
+
+    plan: Plan
+    maps: ChannelMaps | None
+
+
+def maps_for(
+    model: nn.Module, plan: Plan, sample: SampleInputs, progress: Progress | None = None
+) -> ChannelMaps | None:
+    """Measure channel maps where a widened layer starts warm, and the model has weights."""
     warm = any(layer.init == "warm" for layer in plan.layers)
-    parameters = list(model.parameters())
-    if not (plan.resizes and warm) or any(p.is_meta for p in parameters):
-        return plan
+    if not (plan.resizes and warm) or any(p.is_meta for p in model.parameters()):
+        return None
+    if progress is not None:
+        progress("finding which channel is which", 0, 1)
     args, kwargs = sample.drawn.batch(model, MAP_BATCH)
-    maps = measure_maps(model, plan, args, kwargs)
+    return measure_maps(model, plan, args, kwargs)
+
+
+def with_warmth(plan: Plan, sites: Sequence[Site], maps: ChannelMaps) -> Plan:
+    """Return the plan with notes on the layers that cannot start warm, and why."""
     reasons = dict(maps.unknown)
     for site in sites:
         layer = plan.layer(site.name)
