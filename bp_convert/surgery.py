@@ -22,7 +22,7 @@ from bp_convert.kinds import Spread
 from bp_convert.values.plan import LayerPlan, Plan
 from bp_convert.values.progress import Progress
 from bp_convert.widths.channel_map import ChannelMaps
-from bp_convert.widths.followers import Follow, interleave
+from bp_convert.widths.followers import Follow, in_place
 
 LARGEST = 2**29  # numbers in a widened weight that is built to be fitted: 2 GB in float32
 GROWTH = 64  # times a tensor's numbers, to which a plan that a person edited may let it grow
@@ -321,7 +321,7 @@ def _followers(
             elif maps is not None and name in maps.fresh:
                 fresh[name] = None
                 result.random[name] = maps.fresh[name]
-            new = _plain(resize.before, resize.after).apply(old)
+            new = Follow(in_place(resize.before, resize.after)).apply(old)
         new = new.detach().to(old.dtype).clone()
         tensors[id(old)] = (
             nn.Parameter(new, requires_grad=old.requires_grad)
@@ -334,12 +334,6 @@ def _followers(
 def _resets(module: nn.Module) -> bool:
     """Return whether a follower of a randomly started model starts afresh as well."""
     return callable(getattr(module, "reset_parameters", None))
-
-
-def _plain(before: tuple[int, ...], after: tuple[int, ...]) -> Follow:
-    return Follow(
-        tuple(None if b == a else interleave(b, a) for b, a in zip(before, after, strict=True))
-    )
 
 
 def _new_parameters(model: nn.Module, plan: Plan) -> tuple[str, ...]:

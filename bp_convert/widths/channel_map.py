@@ -25,15 +25,20 @@ from bp_convert.graph.running import Args, Kwargs, evaluating, quiet_forward, sa
 from bp_convert.graph.tree import tensors_in
 from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Spread
-from bp_convert.kron.conv_layout import out_sizes
-from bp_convert.torch_private import ConvBase, tree_map_only
 from bp_convert.values.plan import LayerPlan, Plan
-from bp_convert.widths.column_match import fingerprint, match
+from bp_convert.widths.channel_values import (
+    empty_output,
+    fingerprint,
+    map_floats,
+    match,
+    shaken_like,
+)
 from bp_convert.widths.followers import (
     Follow,
     axis_of,
     channel_axis,
     follow,
+    in_place,
     interleave,
     mixes,
 )
@@ -169,7 +174,7 @@ class _Comparison:
                 if name in empty:
                     fill = torch.zeros((), dtype=tensor.dtype).expand(resize.after)
                 else:
-                    shaken[resize.name] = _shake(tensor, key)
+                    shaken[resize.name] = shaken_like(tensor, key)
                     old[id(tensor)] = _like(tensor, shaken[resize.name])
                     plain = _guess(resize, self._is_out_projection(name))
                     self.maps.follows[resize.name] = plain
@@ -204,9 +209,9 @@ class _Comparison:
         self.inputs.setdefault(watch.name, []).append(fingerprint(given, watch.axis))
 
     def _exchange(self, watch: _Watch, output: Any) -> Any:
-        drawn = _map_floats(output, lambda t: torch.rand_like(t) + 0.1)
+        drawn = map_floats(output, lambda t: torch.rand_like(t) + 0.1)
         self.outputs.setdefault(watch.name, []).append(drawn)
-        return _map_floats(drawn, Tensor.clone)  # the model may write to what it is given
+        return map_floats(drawn, Tensor.clone)  # the model may write to what it is given
 
     def _substitute(self, watch: _Watch) -> Callable[..., Any]:
         """Return the forward of an empty layer: compare the input, repeat the source's output."""
@@ -218,7 +223,7 @@ class _Comparison:
             if given is not None and watch.axis is not None:
                 self._compare(watch, given, call)
             drawn = self.outputs[watch.name][call]
-            return _map_floats(drawn, lambda t: self._repeat(watch, t).clone())
+            return map_floats(drawn, lambda t: self._repeat(watch, t).clone())
 
         return forward
 
@@ -331,29 +336,8 @@ class _Comparison:
 
 def _guess(resize: Any, sums_inputs: bool) -> Follow:
     """Say how a tensor follows before its module's input is known: every axis repeats in place."""
-    axes = tuple(
-        None if b == a else interleave(b, a)
-        for b, a in zip(resize.before, resize.after, strict=True)
-    )
+    axes = in_place(resize.before, resize.after)
     return Follow(axes, shared=1 if sums_inputs and len(axes) == 2 else None)
-
-
-def empty_output(module: nn.Module, args: Args, kwargs: Kwargs) -> Tensor | None:
-    """Return an empty tensor of the shape that a layer gives out, where that is easily told."""
-    if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
-        return None
-    x = args[0]
-    if isinstance(module, nn.Linear):
-        return x.new_empty(*x.shape[:-1], module.out_features)
-    if isinstance(module, nn.Embedding):
-        return module.weight.new_empty(*x.shape, module.embedding_dim)
-    if isinstance(module, ConvBase) and not module.transposed:
-        axes = len(module.kernel_size)
-        size = out_sizes(
-            x.shape[-axes:], module.kernel_size, module.stride, module.padding, module.dilation
-        )
-        return x.new_empty(*x.shape[: -axes - 1], module.out_channels, *size)
-    return None
 
 
 def _first(args: Args, kwargs: Kwargs) -> Tensor | None:
@@ -363,28 +347,6 @@ def _first(args: Args, kwargs: Kwargs) -> Tensor | None:
         if isinstance(leaf, Tensor):
             return leaf
     return None
-
-
-def _map_floats(output: Any, act: Callable[[Tensor], Tensor]) -> Any:
-    """Apply ``act`` to every floating-point tensor of an output, packed sequences included."""
-    if isinstance(output, PackedSequence):
-        return output._replace(data=act(output.data))
-    if isinstance(output, tuple) and not hasattr(output, "_fields"):
-        return tuple(_map_floats(one, act) for one in output)
-    return tree_map_only(Tensor, lambda t: act(t) if t.is_floating_point() else t, output)
-
-
-def _shake(tensor: Tensor, name: str) -> Tensor:
-    """Draw values that tell channels apart; positive ones keep rectifiers from hiding any."""
-    if not tensor.is_floating_point():
-        return tensor.detach().clone()
-    if tensor.dim() > 1:
-        fan = max(1, tensor[0].numel())
-        drawn: Tensor = (torch.rand(tensor.shape, dtype=tensor.dtype) + 0.1) / fan**0.5
-        return drawn
-    if name == "running_mean":
-        return torch.zeros_like(tensor, device="cpu")
-    return torch.rand(tensor.shape, dtype=tensor.dtype) + 0.5
 
 
 def _like(tensor: Tensor, value: Tensor) -> Tensor:

@@ -53,6 +53,12 @@ def interleave(before: int, after: int) -> Tensor:
     return torch.arange(after) * before // after  # (after,)
 
 
+def in_place(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[Tensor | None, ...]:
+    """Return the new axes of a tensor of which every axis that grows repeats in place."""
+    pairs = zip(before, after, strict=True)
+    return tuple(None if old == new else interleave(old, new) for old, new in pairs)
+
+
 def channel_axis(module: nn.Module) -> int | None:
     """Return the axis of a follower's input that its one-axis tensors run along, or None."""
     if isinstance(module, _NORMS):
@@ -100,9 +106,7 @@ def follow(
 def _rule(
     module: nn.Module, name: str, before: tuple[int, ...], after: tuple[int, ...], inputs: Tensor
 ) -> Follow | None:
-    plain = tuple(
-        None if old == new else interleave(old, new) for old, new in zip(before, after, strict=True)
-    )
+    plain = in_place(before, after)
     if isinstance(module, nn.MultiheadAttention):
         return _attention(module, name, plain, inputs)
     if isinstance(module, _NORMS):

@@ -1,9 +1,17 @@
-"""Columns of activations told apart and found again."""
+"""Values by which channels are told apart, and by which columns of activations are found again."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from bp_convert.graph.running import Args, Kwargs
+from bp_convert.graph.tree import map_tensors
+from bp_convert.kron.conv_layout import out_sizes
+from bp_convert.torch_private import ConvBase
 
 FINGERPRINT = 12  # random projections that stand for a column
 NEIGHBOURS = 8  # candidates tried on either side of the nearest first projection
@@ -46,3 +54,39 @@ def match(old: Tensor, new: Tensor) -> Tensor | None:
         best = torch.where(better, gap, best)
         index = torch.where(better, candidate, index)
     return index if bool((best <= TOLERANCE * scale).all()) else None
+
+
+def shaken_like(tensor: Tensor, name: str) -> Tensor:
+    """Draw values that tell channels apart; positive ones keep rectifiers from hiding any."""
+    if not tensor.is_floating_point():
+        return tensor.detach().clone()
+    if tensor.dim() > 1:
+        fan = max(1, tensor[0].numel())
+        drawn: Tensor = (torch.rand(tensor.shape, dtype=tensor.dtype) + 0.1) / fan**0.5
+        return drawn
+    if name == "running_mean":
+        return torch.zeros_like(tensor, device="cpu")
+    return torch.rand(tensor.shape, dtype=tensor.dtype) + 0.5
+
+
+def map_floats(output: Any, act: Callable[[Tensor], Tensor]) -> Any:
+    """Apply ``act`` to every floating-point tensor of an output."""
+    return map_tensors(lambda t: act(t) if t.is_floating_point() else t, output)
+
+
+def empty_output(module: nn.Module, args: Args, kwargs: Kwargs) -> Tensor | None:
+    """Return an empty tensor of the shape that a layer gives out, where that is easily told."""
+    if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
+        return None
+    x = args[0]
+    if isinstance(module, nn.Linear):
+        return x.new_empty(*x.shape[:-1], module.out_features)
+    if isinstance(module, nn.Embedding):
+        return module.weight.new_empty(*x.shape, module.embedding_dim)
+    if isinstance(module, ConvBase) and not module.transposed:
+        axes = len(module.kernel_size)
+        size = out_sizes(
+            x.shape[-axes:], module.kernel_size, module.stride, module.padding, module.dilation
+        )
+        return x.new_empty(*x.shape[: -axes - 1], module.out_channels, *size)
+    return None
