@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bp_convert.calibration.tap import token_mask
 from bp_convert.data import adapt
 from bp_convert.errors import DataError
-from bp_convert.graph.running import Args, Kwargs, in_mode, quiet_forward, run, same_draws
+from bp_convert.graph.running import Args, Kwargs, inference, run
 from bp_convert.graph.tree import rows_in, tensors_in
 
 
@@ -24,12 +24,7 @@ def forward(model: nn.Module, args: Args, kwargs: Kwargs, number: int = 0) -> An
     Raises:
         TraceError: it does not run on the batch.
     """
-    with (
-        same_draws(number, model),
-        in_mode(model, training=False),
-        torch.no_grad(),
-        quiet_forward(),
-    ):
+    with inference(model, number):
         return run(model, *adapt(model, args, kwargs))
 
 

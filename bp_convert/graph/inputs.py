@@ -15,7 +15,7 @@ from bp_convert.errors import BpConvertError, PlanError, TraceError
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import SampleInputs, tables
 from bp_convert.graph.fake_run import FakeRun, ForwardError
-from bp_convert.graph.running import Args, Kwargs, in_mode, quiet_forward, run, same_draws
+from bp_convert.graph.running import Args, Kwargs, inference, run
 from bp_convert.graph.tree import tensors_in
 from bp_convert.values.tensors import TensorSpec
 
@@ -118,7 +118,7 @@ def try_on(model: nn.Module, sample: SampleInputs) -> Any:
     args, kwargs = sample.batch(copy, 1)
     if not sample.real:
         _to_their_least(sample.specs, args, kwargs)
-    with same_draws(0, copy), quiet_forward(), in_mode(copy, training=False), torch.no_grad():
+    with inference(copy):
         return run(copy, args, kwargs)
 
 
@@ -200,13 +200,7 @@ def _reached(
 
     for module, rows in tables(copy):
         module.register_forward_pre_hook(note(rows), with_kwargs=True)
-    with (
-        same_draws(0, copy),
-        quiet_forward(),
-        in_mode(copy, training=False),
-        torch.no_grad(),
-        suppress(BpConvertError),  # what it reached before it stopped still counts
-    ):
+    with inference(copy), suppress(BpConvertError):  # what it reached before it stopped counts
         run(copy, args, kwargs)
     return {**alike, **itself}
 

@@ -86,6 +86,14 @@ def quiet_forward() -> Any:
     return fast_path(False)
 
 
+@contextmanager
+def inference(model: nn.Module, seed: int = 0) -> Iterator[None]:
+    """Let a model run so that it can be compared: in eval mode, without gradients, every layer
+    called, drawing from ``seed``."""
+    with same_draws(seed, model), in_mode(model, training=False), torch.no_grad(), quiet_forward():
+        yield
+
+
 def run(model: nn.Module, args: Args, kwargs: Kwargs) -> Any:
     """Call the model; turn any failure into a TraceError that quotes it.
 
