@@ -143,12 +143,13 @@ def apply(
     plan: Plan,
     *,
     calibrate: Data | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> nn.Module:
     """Return a converted copy of ``model``; the source stays bit-identical.
 
     Args:
         calibrate: data that the factors are fitted to, as for ``plan``; None fits the weights.
+        progress: as for ``plan``.
 
     Raises:
         PlanError: the plan was made for another model, or edited into something impossible.
@@ -158,9 +159,9 @@ def apply(
     with carried_out(model):
         plan = recount(model, plan)
     examples = None if calibrate is None else examples_for(model, calibrate, plan.settings)
-    with carried_out(model):
-        maps = maps_for(model, plan, _sample(plan, examples), progress)
-        return _apply(model, plan, maps, progress, examples).model
+    with carried_out(model), told(progress) as tell:
+        maps = maps_for(model, plan, _sample(plan, examples), tell)
+        return _apply(model, plan, maps, tell, examples).model
 
 
 def convert(
@@ -175,7 +176,7 @@ def convert(
     device: str | None = None,
     dtype: str | None = None,
     measure: Sequence[int] | int = (),
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     source: str = "",
     **asked: Unpack[SettingsKeywords],
 ) -> tuple[nn.Module, Report]:
@@ -196,7 +197,7 @@ def convert(
         device: where the result goes; None leaves it where the source is.
         dtype: floating dtype of the result, such as ``bfloat16``; None keeps the source's.
         measure: batch sizes at which latency is measured; True takes 1 and 32.
-        progress: called with words, steps done and their number.
+        progress: called with words, steps done and their number; True draws a bar.
         source: words for the report about where the model came from.
 
     Returns:
@@ -216,19 +217,20 @@ def convert(
     split = split_for(model, Uses(calibrate, evaluate=evaluate), given)
     examples = None if split.calibrate is None else split.calibrate.examples
     scorer = None if split.evaluate is None else Scorer(model, split.evaluate.examples, metric)
-    if plan is None:
-        ready = prepare(model, given, examples=examples, given=sample, progress=progress)
-        plan = ready.plan
-    else:
-        ready, plan = None, recount(model, plan)
-    if sample is None or examples is not None:
-        sample = _sample(plan, examples)
-    maps = maps_for(model, plan, sample, progress) if ready is None else ready.maps
-    fitted_to = "" if examples is None or not _fits_data(plan) else examples.words
-    done = _apply(model, plan, maps, progress, examples)
-    if examples is not None and scorer is None:
-        sample = _fresh(sample, examples)
-    checked = _verified(model, plan, done, before, progress, sample)
+    with told(progress) as tell:
+        if plan is None:
+            ready = prepare(model, given, examples=examples, given=sample, progress=tell)
+            plan = ready.plan
+        else:
+            ready, plan = None, recount(model, plan)
+        if sample is None or examples is not None:
+            sample = _sample(plan, examples)
+        maps = maps_for(model, plan, sample, tell) if ready is None else ready.maps
+        fitted_to = "" if examples is None or not _fits_data(plan) else examples.words
+        done = _apply(model, plan, maps, tell, examples)
+        if examples is not None and scorer is None:
+            sample = _fresh(sample, examples)
+        checked = _verified(model, plan, done, before, tell, sample)
     result = done.model
     if floating is not None:
         cast(result, floating)

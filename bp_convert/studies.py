@@ -20,7 +20,7 @@ from bp_convert.planner import candidate_units
 from bp_convert.search.candidates import settled
 from bp_convert.search.curves import Curve
 from bp_convert.search.options import Unit
-from bp_convert.values.progress import Progress
+from bp_convert.values.progress import Progress, told
 from bp_convert.values.settings import Settings
 from bp_convert.values.study import Point, Probe, ProbeRow, Sweep
 from bp_convert.values.target import Target
@@ -41,7 +41,7 @@ def probe(
     shares: Sequence[float] = SHARES,
     error: float = ERROR,
     source: str = "",
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Probe:
     """Say how far every layer of ``model`` can be compressed; change nothing.
 
@@ -51,12 +51,13 @@ def probe(
         shares: of a layer's parameters, at which errors are given.
         error: relative error at which savings are counted.
         source: words on where the model came from.
-        progress: called with words, steps done and their number.
+        progress: called with words, steps done and their number; True draws a bar.
     """
     start = time.perf_counter()
     settings = settings or Settings()
     examples = None if calibrate is None else examples_for(model, calibrate, settings)
-    units, reasons = candidate_units(model, settings, examples=examples, progress=progress)
+    with told(progress) as tell:
+        units, reasons = candidate_units(model, settings, examples=examples, progress=tell)
     rows = [_row(unit, shares, error) for unit in units]
     rows.sort(key=lambda row: (-row.saves, -row.params))
     rows += [
