@@ -26,7 +26,7 @@ def told(progress: Progress | bool | None) -> Iterator[Progress]:
             nonlocal last
             if words != last:
                 last = words
-                _log.info("%s", words)
+                _log.info("%s (%d of %d)", words, done, total)
             if shown is not None:
                 shown(words, done, total)
 
