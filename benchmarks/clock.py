@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+
+from bp_convert import provenance
 
 
 def interleaved(
@@ -52,13 +52,4 @@ def machine(device: str = "cpu") -> str:
     """Name the CPU or the CUDA device, the threads and torch's version."""
     if device.startswith("cuda"):
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
-    name = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [
-            line.split(":")[1].strip()
-            for line in info.read_text().splitlines()
-            if "model name" in line
-        ]
-        name = names[0] if names else name
-    return f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    return f"{provenance.machine()}, torch {torch.__version__}"

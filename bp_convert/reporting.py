@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-import torchvision
-
-from bp_convert._version import __version__
 from bp_convert.planner import NOISE
+from bp_convert.provenance import machine, versions
 from bp_convert.render.summary import verdict
 from bp_convert.render.words import value_of
 from bp_convert.surgery import Converted
@@ -45,11 +42,8 @@ def report_of(
         source=source,
         calibration=fitted_to or (plan.calibration if done is None else ""),
         notes=(UNFITTED.format(plan.calibration),) if unfitted else (),
-        versions={
-            "bp-convert": __version__,
-            "torch": torch.__version__,
-            "torchvision": torchvision.__version__,
-        },
+        versions=versions(),
+        machine=machine(),
     )
     return report.model_copy(update={"verdict": verdict(report)})
 

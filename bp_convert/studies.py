@@ -17,6 +17,7 @@ from bp_convert.evaluation import Scorer
 from bp_convert.graph.running import evaluating
 from bp_convert.kron.fit import low_rank
 from bp_convert.planner import candidate_units
+from bp_convert.provenance import machine, versions
 from bp_convert.search.candidates import settled
 from bp_convert.search.curves import Curve
 from bp_convert.search.options import Unit
@@ -77,6 +78,9 @@ def probe(
         calibration="" if examples is None else examples.source,
         rows=tuple(rows),
         seconds=time.perf_counter() - start,
+        settings=settings,
+        versions=versions(),
+        machine=machine(),
     )
 
 
@@ -189,6 +193,9 @@ def sweep(
         verdict=verdict,
         recommended=place,
         seconds=time.perf_counter() - start,
+        settings=settings,
+        versions=versions(),
+        machine=machine(),
     )
 
 

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1] / "bp_convert"
 FLOORS = (
     "_version",
     "errors",
+    "provenance",
     "values",
     "faults",
     "scripts",

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
-import importlib.metadata
-import platform
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from bp_convert._version import __version__
 from bp_convert.batch.folders import Results
 from bp_convert.batch.identity import Identities
 from bp_convert.batch.read import Book, Stated
@@ -19,10 +16,11 @@ from bp_convert.batch.sources import check_files, check_scores
 from bp_convert.batch.watch import Task, Watch
 from bp_convert.errors import RecipeError
 from bp_convert.files import write_text
+from bp_convert.provenance import machine, versions
 from bp_convert.render.batch import document
 from bp_convert.values.outcome import Outcome, Summary
 
-FORMS = ("json", "csv", "html")
+FORMS = ("json", "csv", "html", "md")
 
 
 @dataclass(frozen=True)
@@ -161,17 +159,13 @@ def summarised(book: Book, results: Results, identities: dict[str, str]) -> Summ
         about=book.about,
         recipe=book.path.name,
         jobs=tuple(outcomes),
-        versions={
-            "bp-convert": __version__,
-            "torch": importlib.metadata.version("torch"),
-            "python": platform.python_version(),
-        },
-        machine=f"{platform.system()} {platform.machine()}",
+        versions=versions(),
+        machine=machine(),
     )
 
 
 def write_summary(summary: Summary, results: Results) -> list[Path]:
-    """Write a summary as JSON, as a table, and as a page."""
+    """Write a summary as JSON, as a table, as a page, and as Markdown."""
     return [
         write_text(results.folder / f"summary.{form}", document(summary, form), force=True)
         for form in FORMS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING
 from bp_convert.errors import PlanError
 
 if TYPE_CHECKING:
-    from bp_convert.values.report import Report
+    from bp_convert.render.documents import Result
 
 
 def check_model(path: Path) -> None:
@@ -56,9 +58,10 @@ def check_outputs(
             )
 
 
-def write_reports(result: Report, paths: Sequence[Path], *, force: bool) -> list[Path]:
-    """Write the report in the forms that the names ask for."""
+def write_reports(result: Result, paths: Sequence[Path], *, force: bool) -> list[Path]:
+    """Write a result in the forms that the names ask for."""
     from bp_convert.files import write_text
     from bp_convert.render.documents import document
 
-    return [write_text(path, document(result, path), force=force) for path in paths]
+    command = shlex.join(["bp-convert", *sys.argv[1:]])
+    return [write_text(path, document(result, path, command), force=force) for path in paths]

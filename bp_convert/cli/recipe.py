@@ -127,7 +127,7 @@ def run(
             print(verdict(summary))
         else:
             show(shown(summary))
-            show_files([folder / "summary.html", folder / "summary.csv", folder / "summary.json"])
+            show_files(folder / f"summary.{form}" for form in ("html", "md", "csv", "json"))
         failed = any(one.state == "failed" for one in summary.jobs if one.name in names)
     raise typer.Exit(FAILED if failed else DONE)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -11,9 +11,6 @@ from bp_convert.cli import options as o
 from bp_convert.cli.session import errors_shown, progress_shown, show, show_files
 from bp_convert.cli.together import check_data
 from bp_convert.values.text import as_json
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Error = Annotated[
     float,
@@ -59,12 +56,11 @@ def probe(
     if not 0 < error < 1:
         raise typer.BadParameter(f"{error:g} is no relative error. Give one between 0 and 1")
     with errors_shown() as trail:
-        from bp_convert.cli.outputs import check_model, check_outputs
+        from bp_convert.cli.outputs import check_model, check_outputs, write_reports
         from bp_convert.cli.reading import settings_from
 
         reports = report or []
         check_model(model)
-        _check_pages(reports)
         check_outputs(None, reports=reports, plan_out=None, force=force)
         asked = settings_from(include=include, exclude=exclude, inputs=input, seed=seed)
         from bp_convert import studies
@@ -90,7 +86,7 @@ def probe(
                 source=loaded.source,
                 progress=progress,
             )
-        _write(found, reports, study.probe_page, force=force)
+        write_reports(found, reports, force=force)
         if json_only:
             print(_as_json(found), end="")
         elif quiet:
@@ -138,7 +134,7 @@ def sweep(
         metric=metric,
     )
     with errors_shown() as trail:
-        from bp_convert.cli.outputs import check_model, check_outputs
+        from bp_convert.cli.outputs import check_model, check_outputs, write_reports
         from bp_convert.cli.reading import settings_from, several
 
         check_model(model)
@@ -149,7 +145,6 @@ def sweep(
             else {}
         )
         reports = report or []
-        _check_pages(reports)
         check_outputs(None, reports=reports, plan_out=None, force=force)
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)
@@ -204,7 +199,7 @@ def sweep(
                 source=loaded.source,
                 progress=progress,
             )
-        _write(found, reports, study.sweep_page, force=force)
+        write_reports(found, reports, force=force)
         if json_only:
             print(_as_json(found), end="")
         elif quiet:
@@ -212,29 +207,6 @@ def sweep(
         else:
             show(study.shown_sweep(found))
             show_files([*(point.file for point in found.points if point.file), *reports])
-
-
-def _check_pages(reports: list[Path]) -> None:
-    """Refuse reports of a form that a study does not have, before any work is done."""
-    from bp_convert.errors import PlanError
-
-    for path in reports:
-        if path.suffix.lower() not in (".html", ".json"):
-            raise PlanError(
-                where=f"--report {path}",
-                found=f"the ending {path.suffix!r}",
-                allowed=".html or .json for this command",
-                fix="name the file with one of these endings",
-            )
-
-
-def _write(found: Any, reports: list[Path], page: Callable[[Any], str], *, force: bool) -> None:
-    """Write a study as a page, or as JSON."""
-    from bp_convert.files import write_text
-
-    for path in reports:
-        text = _as_json(found) if path.suffix.lower() == ".json" else page(found)
-        write_text(path, text, force=force)
 
 
 def _as_json(found: Any) -> str:

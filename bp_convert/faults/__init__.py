@@ -5,23 +5,20 @@ user can attach. It holds no weights, no data, no environment variables.
 from __future__ import annotations
 
 import errno
-import importlib.metadata
 import os
 import platform
 import re
 import shlex
-import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from bp_convert._version import __version__
 from bp_convert.errors import BpConvertError
 from bp_convert.faults.where import layer_of, model_of, stage_of
+from bp_convert.provenance import devices, versions
 from bp_convert.values.progress import Progress
 
 PACKAGES = (
@@ -78,8 +75,10 @@ class Fault:
             "model": self.model,
             "fault": self.words,
             "at": self.place,
-            "versions": ", ".join(f"{name} {number}" for name, number in _versions()),
-            "platform": f"{platform.platform()}, {os.cpu_count()} cores{_devices()}",
+            "versions": ", ".join(
+                f"{name} {number}" for name, number in versions(PACKAGES).items()
+            ),
+            "platform": ", ".join((platform.platform(), f"{os.cpu_count()} cores", *devices())),
         }
         lines = [f"{name:<10} {words or 'not known'}" for name, words in heads.items()]
         return (
@@ -140,24 +139,6 @@ def written(text: str) -> Path | None:
                 break
             return path
     return None
-
-
-def _versions() -> Iterator[tuple[str, str]]:
-    yield "bp-convert", __version__
-    yield "python", platform.python_version()
-    for name in PACKAGES:
-        try:
-            yield name, importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-
-
-def _devices() -> str:
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return ""
-    names = [torch.cuda.get_device_name(one) for one in range(torch.cuda.device_count())]
-    return f", {', '.join(names)}"
 
 
 def _trace(problem: BaseException) -> str:

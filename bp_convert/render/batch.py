@@ -1,10 +1,11 @@
-"""The summary of a recipe as a table of values, as JSON, and in a terminal."""
+"""The summary of a recipe as a table of values and in a terminal."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -13,22 +14,20 @@ from rich.table import Table
 from rich.text import Text
 
 from bp_convert.render import batch_cells as cells_of
-from bp_convert.render.batch_page import page
+from bp_convert.render import documents
 from bp_convert.render.fold import middle
+from bp_convert.render.numbers import clock
 from bp_convert.render.seeds import Group as Seeds
 from bp_convert.render.seeds import over_seeds
 from bp_convert.values.outcome import Outcome, Summary
-from bp_convert.values.text import as_json
 
 WIDTH, LEAST = 80, 12  # of the table, and of a job's name
 _STATE = {"done": "green", "failed": "red", "waiting": "dim", "running": "cyan"}
 
 
 def document(summary: Summary, form: str) -> str:
-    """Return a summary as ``json``, ``csv`` or ``html``."""
-    if form == "json":
-        return as_json(summary.model_dump(mode="json")) + "\n"
-    return _csv(summary) if form == "csv" else page(summary)
+    """Return a summary as ``json``, ``csv``, ``html`` or ``md``."""
+    return _csv(summary) if form == "csv" else documents.document(summary, Path(f"_.{form}"))
 
 
 # Values, one row a job
@@ -96,7 +95,7 @@ def shown(summary: Summary, *, every: bool = False, limit: int = 40) -> Renderab
         line = [one.state, cells_of.params(one), cells_of.kept(one)]
         line += [cells_of.full(one), cells_of.score(one)] if scored else []
         line += [cells_of.printed(one)] if printed else []
-        cells.append([*line, cells_of.clock(one.seconds) if one.seconds else ""])
+        cells.append([*line, clock(one.seconds) if one.seconds else ""])
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column("job", no_wrap=True)
     for head in heads:

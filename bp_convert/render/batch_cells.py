@@ -24,15 +24,6 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def clock(seconds: float) -> str:
-    """Return 4.2 s, 3:05 or 2:01:30."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
 def params(one: Outcome) -> str:
     """Return the parameters of the converted model."""
     return short(one.params.after) if one.params else ""

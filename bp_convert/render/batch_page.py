@@ -2,137 +2,171 @@
 
 from __future__ import annotations
 
-from html import escape
+from collections.abc import Callable
 
 from bp_convert.render import batch_cells as cells_of
-from bp_convert.render.batch_chart import by_alpha, by_size
-from bp_convert.render.documents import STYLE, table_row
-from bp_convert.render.numbers import short
+from bp_convert.render.axis import linear, logarithmic
+from bp_convert.render.chart import Chart
+from bp_convert.render.facts import facts
+from bp_convert.render.numbers import clock, short
+from bp_convert.render.page import Note, Page, Row, Section, Table
+from bp_convert.render.quality import Scored, charts
 from bp_convert.render.seeds import over_seeds
+from bp_convert.render.words import is_share
 from bp_convert.values.outcome import Outcome, Summary
-
-MORE_STYLE = """
-.jobs td{white-space:nowrap}.jobs td:first-child{white-space:normal;overflow-wrap:anywhere;
-min-width:10rem}
-td.why{white-space:normal!important;min-width:18rem}
-tr.failed td{background:#fff1f0}tr.waiting td{color:#57606a}
-.dot{display:inline-block;width:.7rem;height:.7rem;border-radius:50%;margin:0 .3rem 0 .9rem}
-a{color:#0b4fa8}
-"""
+from bp_convert.values.plan import Totals
 
 
-def page(summary: Summary) -> str:
-    """Return a page with pictures and tables that needs nothing but itself."""
-    title = escape(summary.name)
-    about = f"<p>{escape(summary.about)}</p>" if summary.about else ""
-    versions = ", ".join(f"{name} {version}" for name, version in summary.versions.items())
-    foot = (summary.recipe, versions, summary.machine)
-    pictures = "".join(
-        f"<h2>{head}</h2>{drawn}"
-        for head, drawn in (
-            ("Size against quality", by_size(summary)),
-            ("Alpha against quality", by_alpha(summary)),
-        )
-        if drawn
+def page(summary: Summary) -> Page:
+    """Return a page with every job, and size, work and alpha against quality."""
+    size = _over(summary, "Size against quality", "parameters", lambda one: one.params)
+    about = (Note(summary.about),) if summary.about else ()
+    found = (
+        Section("", about),
+        Section("", (*size, *_by_work(summary), *_by_alpha(summary))),
+        Section("Against the paper", _paper_table(summary)),
+        Section("Over seeds", _seeds_table(summary)),
+        Section("Jobs", (_jobs_table(summary),)),
     )
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{STYLE}{MORE_STYLE}</style></head><body><h1>{title}</h1>"
-        f'<p class="verdict">{escape(cells_of.verdict(summary))}</p>{about}{pictures}'
-        f"{_paper_table(summary)}{_seeds_table(summary)}<h2>Jobs</h2>{_jobs_table(summary)}"
-        f"<footer>{escape('; '.join(filter(None, foot)))}</footer>"
-        "</body></html>\n"
+    return Page(
+        title=summary.name,
+        verdict=cells_of.verdict(summary),
+        sections=tuple(section for section in found if section.parts),
+        facts=facts(
+            command=f"bp-convert recipe run {summary.recipe}" if summary.recipe else "",
+            versions=summary.versions,
+            machine=summary.machine,
+        ),
+        terms=(
+            *("alpha", "rank R", "term", "target", "low rank", "params", "kept", "MAC"),
+            *("score", "seed"),
+        ),
     )
 
 
-def _jobs_table(summary: Summary) -> str:
-    metric = next((one.score.metric for one in summary.jobs if one.score), "")
+# Tables
+
+
+def _jobs_table(summary: Summary) -> Table:
+    metrics = _metrics(summary)
     heads = ["job", "params", "kept", "MACs"]
-    heads += [f"{metric}, full", "converted", "in the end"] if metric else []
+    heads += ["metric"] if len(metrics) > 1 else []
+    heads += [_headed(metrics, "full"), "converted", "in the end"] if metrics else []
     heads += ["steps", "time", "files, or why not"]
-    numbers = set(range(1, len(heads) - 1))
     rows = []
     for one in summary.jobs:
         cells = [one.name, cells_of.params(one), cells_of.kept(one)]
         cells.append(short(one.macs.after) if one.macs else "")
-        cells += (
-            [cells_of.full(one), cells_of.converted(one), cells_of.score(one)] if metric else []
-        )
+        if len(metrics) > 1:
+            cells.append(one.score.metric if one.score else "")
+        if metrics:
+            cells += [cells_of.full(one), cells_of.converted(one), cells_of.score(one)]
         cells.append(f"{one.trained.steps:,}" if one.trained else "")
-        cells.append(cells_of.clock(one.seconds) if one.seconds else "")
-        row = table_row(tuple(cells), "td", numbers, one.state)
-        last = escape(one.problem) if one.problem else "" if one.folder else "not run"
-        if one.folder:
-            last += f' <a href="{escape(one.folder)}/">{escape(one.folder)}</a>'
-        rows.append(row.removesuffix("</tr>") + f'<td class="why">{last}</td></tr>')
-    return (
-        '<div class="wide"><table class="jobs"><thead>'
-        f"{table_row(tuple(heads), 'th', numbers)}</thead><tbody>{''.join(rows)}</tbody></table>"
-        "</div>"
-    )
+        cells.append(clock(one.seconds) if one.seconds else "")
+        cells.append(one.problem or ("" if one.folder else "not run"))
+        rows.append(Row(tuple(cells), one.state, one.folder))
+    return Table(tuple(heads), tuple(rows), frozenset(range(1, len(heads) - 1)))
 
 
-def _seeds_table(summary: Summary) -> str:
+def _metrics(summary: Summary) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one.score.metric for one in summary.jobs if one.score))
+
+
+def _headed(metrics: tuple[str, ...], what: str) -> str:
+    """Head a column of scores with their metric, where all have one."""
+    return f"{metrics[0]}, {what}" if len(metrics) == 1 else f"score, {what}"
+
+
+def _seeds_table(summary: Summary) -> tuple[Table, ...]:
     """Return mean and spread where jobs differ in nothing but their seed."""
     groups = over_seeds(summary.jobs)
-    if not groups:
-        return ""
-    metric = next((one.score.metric for one in summary.jobs if one.score), "")
-    heads = ("job", "seeds", "params", "kept", f"{metric}, mean", "standard deviation")
-    numbers = {1, 2, 3, 4, 5}
-    body = "".join(table_row(cells_of.seeds_row(one), "td", numbers) for one in groups)
-    return (
-        "<h2>Over seeds</h2>"
-        f'<div class="wide"><table class="jobs"><thead>{table_row(heads, "th", numbers)}</thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
+    mean = _headed(_metrics(summary), "mean")
+    heads = ("job", "seeds", "params", "kept", mean, "standard deviation")
+    rows = tuple(Row(cells_of.seeds_row(one)) for one in groups)
+    return (Table(heads, rows, frozenset(range(1, 6))),) if groups else ()
 
 
-def _paper_table(summary: Summary) -> str:
+def _paper_table(summary: Summary) -> tuple[Table, ...]:
     """Return what was measured beside what is printed, where the recipe says what is."""
-    rows = [one for one in summary.jobs if one.paper is not None]
-    if not rows:
-        return ""
     heads = ("job", "params", "printed", "score", "printed", "difference", "printed in")
-    numbers = {1, 2, 3, 4, 5}
-    body = []
-    for one in rows:
-        paper = one.paper
-        assert paper is not None
-        measured = _percent(one)
-        comparable = measured is not None and paper.score is not None and _same(one)
-        body.append(
-            table_row(
-                (
-                    one.name,
-                    f"{one.params.after:,}" if one.params else "not run",
-                    f"{paper.params:,}" if paper.params else "",
-                    cells_of.score(one) or ("not run" if one.state == "waiting" else ""),
-                    "" if paper.score is None else f"{paper.score:g} {paper.metric}",
-                    f"{measured - paper.score:+.1f}"
-                    if comparable and measured is not None and paper.score is not None
-                    else "",
-                    paper.source,
-                ),
-                "td",
-                numbers,
-                one.state,
-            )
-        )
-    return (
-        "<h2>Against the paper</h2>"
-        f'<div class="wide"><table class="jobs"><thead>{table_row(heads, "th", numbers)}</thead>'
-        f"<tbody>{''.join(body)}</tbody></table></div>"
+    rows = tuple(_paper_row(one) for one in summary.jobs if one.paper is not None)
+    return (Table(heads, rows, frozenset(range(1, 6))),) if rows else ()
+
+
+def _paper_row(one: Outcome) -> Row:
+    paper, score = one.paper, one.score
+    assert paper is not None
+    difference = ""
+    if score is not None and paper.score is not None and paper.metric == score.metric:
+        # Publications print shares in percent.
+        difference = f"{score.after * (100 if is_share(score.metric) else 1) - paper.score:+.1f}"
+    return Row(
+        (
+            one.name,
+            f"{one.params.after:,}" if one.params else "not run",
+            f"{paper.params:,}" if paper.params else "",
+            cells_of.score(one) or ("not run" if one.state == "waiting" else ""),
+            "" if paper.score is None else f"{paper.score:g} {paper.metric}",
+            difference,
+            paper.source,
+        ),
+        one.state,
     )
 
 
-def _percent(one: Outcome) -> float | None:
-    """Return a score on the scale on which publications print it."""
-    if one.score is None:
-        return None
-    share = one.score.metric == "accuracy" or one.score.metric.startswith("top")
-    return 100 * one.score.after if share else one.score.after
+# Pictures
 
 
-def _same(one: Outcome) -> bool:
-    return one.paper is not None and one.score is not None and one.paper.metric == one.score.metric
+def _over(
+    summary: Summary, title: str, words: str, total: Callable[[Outcome], Totals | None]
+) -> tuple[Chart, ...]:
+    """Draw the final score of every job over what is left of something."""
+    points = [
+        Scored(left.after, one.score, _group(one, summary), one.name)
+        for one in summary.jobs
+        if one.score is not None and (left := total(one)) is not None and left.after
+    ]
+    return charts(title, points, logarithmic(words), _groups(summary))
+
+
+def _by_work(summary: Summary) -> tuple[Chart, ...]:
+    """Draw it over multiply-adds, unless all jobs have the same."""
+    found = _over(summary, "Work against quality", "multiply-adds", lambda one: one.macs)
+    return tuple(chart for chart in found if chart.varied)
+
+
+def _by_alpha(summary: Summary) -> tuple[Chart, ...]:
+    """Draw the final score over alpha, a line for each way of converting."""
+    points = []
+    for one in summary.jobs:
+        alpha = one.keys.get("alpha")
+        if isinstance(alpha, int | float) and one.score is not None and not _other(one):
+            points.append(Scored(float(alpha), one.score, _group(one, summary), one.name))
+    found = charts(
+        "Alpha against quality",
+        points,
+        linear("alpha", only=sorted({one.x for one in points})),
+        _groups(summary),
+        joined=True,
+    )
+    return tuple(chart for chart in found if chart.varied)
+
+
+def _other(one: Outcome) -> bool:
+    """Return whether alpha is not what this job varies."""
+    return bool(one.keys.get("counterpart") or one.keys.get("target")) or one.keys.get("rank") != 1
+
+
+def _groups(summary: Summary) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_group(one, summary) for one in summary.jobs))
+
+
+def _group(one: Outcome, summary: Summary) -> str:
+    """Name the group of a job: how it was made, and of which model where there are several."""
+    counterpart = str(one.keys.get("counterpart") or "")
+    method = str(one.keys.get("method") or "")
+    words = counterpart or ("low rank" if method.startswith("svd") else "bilinear")
+    if one.keys.get("init") == "random" and counterpart != "full":
+        words += ", from scratch"
+    several = len({job.model for job in summary.jobs if job.model}) > 1
+    return f"{one.model}: {words}" if several else words

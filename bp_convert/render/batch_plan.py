@@ -9,9 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bp_convert.render.batch_cells import clock
 from bp_convert.render.fold import middle
-from bp_convert.render.numbers import short
+from bp_convert.render.numbers import clock, short
 from bp_convert.values.estimate import Estimate
 
 _NAME, _WHAT = 24, 14

@@ -10,9 +10,8 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from bp_convert.render.batch_cells import clock
 from bp_convert.render.fold import middle
-from bp_convert.render.numbers import short
+from bp_convert.render.numbers import clock, short
 from bp_convert.render.words import value_of
 from bp_convert.values.outcome import Outcome
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from html import escape
 from io import StringIO
 
 from rich.console import Console, RenderableType
 
+from bp_convert.render.documents import page_of
+from bp_convert.render.page import Note, Table, fragment
 from bp_convert.render.study import shown_probe, shown_sweep
 from bp_convert.render.terminal import WIDTH, rendered
 from bp_convert.values.plan import Plan
@@ -24,8 +25,11 @@ def text(value: Plan | Report | Probe | Sweep) -> str:
 
 
 def html(value: Plan | Report | Probe | Sweep) -> str:
-    """Return a value as a piece of a page, with all text escaped."""
-    return f"<pre>{escape(text(value))}</pre>"
+    """Return a value's tables as a piece of a page, with all text escaped."""
+    page = page_of(Report(plan=value) if isinstance(value, Plan) else value, folded=True)
+    parts = (part for section in page.sections for part in section.parts)
+    tables = (part for part in parts if isinstance(part, Table))
+    return fragment(*(Note(line.strip("<>")) for line in repr(value).splitlines()), *tables)
 
 
 def _drawn(value: Plan | Report | Probe | Sweep) -> RenderableType:

@@ -171,8 +171,12 @@ def score(one: Score) -> str:
 
 def value_of(one: Score, value: float) -> str:
     """Write a value of a metric: a share as a percentage."""
-    shares = one.metric == "accuracy" or one.metric.startswith("top")
-    return f"{100 * value:.2f} %" if shares else f"{value:.4g}"
+    return f"{100 * value:.2f} %" if is_share(one.metric) else f"{value:.4g}"
+
+
+def is_share(metric: str) -> bool:
+    """Return whether a metric is a share of the examples, which people read in percent."""
+    return metric == "accuracy" or metric.startswith("top")
 
 
 def fitting(report: Report) -> list[str]:

@@ -80,6 +80,7 @@ class Report(Shown):
         latency: one entry for each batch size that was measured.
         seconds: that all of it took.
         versions: of what made it.
+        machine: words for where it was made.
     """
 
     verdict: str = ""
@@ -94,6 +95,7 @@ class Report(Shown):
     latency: tuple[Latency, ...] = ()
     seconds: float | None = None
     versions: dict[str, str] = Field(default_factory=dict)
+    machine: str = ""
 
     @property
     def layers(self) -> tuple[LayerPlan, ...]:

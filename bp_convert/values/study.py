@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from bp_convert.values.base import Value
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.score import Score
+from bp_convert.values.settings import Settings
 from bp_convert.values.shown import Shown
 
 
@@ -48,6 +51,9 @@ class Probe(Shown):
         calibration: the data that errors are measured on; empty for the weights alone.
         rows: one for each weight.
         seconds: that it took.
+        settings: everything else that was asked; None where that is not known.
+        versions: of what made it.
+        machine: words for where it was made.
     """
 
     model: str
@@ -57,6 +63,9 @@ class Probe(Shown):
     calibration: str = ""
     rows: tuple[ProbeRow, ...]
     seconds: float = 0.0
+    settings: Settings | None = None
+    versions: dict[str, str] = Field(default_factory=dict)
+    machine: str = ""
 
     def __repr__(self) -> str:
         return f"<Probe of {self.model.rpartition('.')[2]}: {len(self.rows)} weights>"
@@ -99,6 +108,9 @@ class Sweep(Shown):
         verdict: which point is recommended, and why.
         recommended: its place among ``points``; None where none is.
         seconds: that it took.
+        settings: everything else that was asked; None where that is not known.
+        versions: of what made it.
+        machine: words for where it was made.
     """
 
     model: str
@@ -109,6 +121,9 @@ class Sweep(Shown):
     verdict: str = ""
     recommended: int | None = None
     seconds: float = 0.0
+    settings: Settings | None = None
+    versions: dict[str, str] = Field(default_factory=dict)
+    machine: str = ""
 
     def __repr__(self) -> str:
         name = self.model.rpartition(".")[2]

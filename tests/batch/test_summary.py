@@ -91,6 +91,26 @@ def test_the_page_is_whole_and_shows_everything() -> None:
     assert "http" not in page.replace("http://www.w3.org", "")
 
 
+def test_metrics_share_neither_axis_nor_column() -> None:
+    cosine = Score(metric="cosine", before=1, after=0.9, higher_is_better=True, examples=9)
+    other = job("minilm", 10_000, 0.5).model_copy(update={"model": "minilm", "score": cosine})
+    both = Summary(name="both", jobs=(job("svgg", 20_000, 0.8), other))
+    page = document(both, "html")
+    for words in (">accuracy (%)</text>", ">cosine</text>", "quality: cosine", "score, full"):
+        assert words in page, words
+    assert "accuracy, full" not in page
+    assert "| minilm | 10.0k |" in document(both, "md")
+    assert "| cosine | 1 |" in document(both, "md")
+
+
+def test_a_summary_as_markdown_leads_to_the_jobs() -> None:
+    text = document(summary(), "md")
+    assert "[jobs/low-rank](<jobs/low-rank/>) |" in text
+    assert "model.pt: \\<no> such file & more" in text
+    assert "bp-convert recipe run f.yaml" in text
+    assert "<svg" not in text
+
+
 def test_a_summary_of_nothing_is_a_page_too() -> None:
     empty = Summary(name="none", jobs=(Outcome(name="one", state="waiting"),))
     page = document(empty, "html")

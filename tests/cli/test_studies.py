@@ -63,7 +63,7 @@ def test_a_sweep_writes_files_that_reload_and_meet_their_targets(mlp: Path) -> N
     before = mlp.read_bytes()
     data = ("--calibrate", "d.npz", "--examples", 60, "--evaluate", "d.npz")
     done = ok("sweep", mlp, "--target", "params=0.6,0.3", *data, "-o", "out/all", "--report",
-              "s.html", "--report", "s.json")  # fmt: skip
+              "s.html", "--report", "s.json", "--report", "s.md")  # fmt: skip
     narrow(done.stdout)
     total = count(source())
     for share in ("0.6", "0.3"):
@@ -100,9 +100,14 @@ def test_a_sweep_writes_files_that_reload_and_meet_their_targets(mlp: Path) -> N
     assert "parameters that are left (logarithmic)" in words
     assert "accuracy" in words
     assert found["verdict"] in words
-    assert len(page.named("polyline")) == 2
-    assert len(page.named("circle")) == 4
-    assert all(0 < float(dot["cx"] or 0) < 620 for dot in page.named("circle"))
+    charts = len(page.named("svg"))
+    assert charts == 4  # accuracy and estimated error, over parameters and multiply-adds
+    assert len(page.named("polyline")) == 2 * charts
+    assert len(page.named("circle")) == 4 * charts
+    assert all(64 < float(dot["cx"] or 0) < 384 for dot in page.named("circle"))
+    text = Path("s.md").read_text()
+    assert found["verdict"] in text.replace("\\", "")
+    assert all(f"| {p['target']} | {p['method']} |" in text for p in points)
     assert mlp.read_bytes() == before
 
 
@@ -137,7 +142,8 @@ def test_a_target_out_of_reach_is_a_row_beside_others(mlp: Path) -> None:
     assert [path.name for path in Path("out").iterdir()] == ["mlp-params-0.6.pt"]
     page = Page(Path("s.html").read_text())
     assert "estimated error" in page.words
-    assert len(page.named("circle")) == 2
+    assert len(page.named("svg")) == 2
+    assert len(page.named("circle")) == 2 * 2
     refused(run("sweep", mlp, "--target", "params=0.001"), "out of reach", "larger targets")
 
 
@@ -153,13 +159,13 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["sweep", "--method", "svd-data"], ["--calibrate"]),
     (["sweep", "--calibrate", "absent.npz"], ["absent.npz"]),
     (["sweep", "--evaluate", "x.npy", "--metric", "top2"], ["labels"]),
-    (["sweep", "--report", "s.md", "-o", "new"], [".html"]),
+    (["sweep", "--report", "s.pdf", "-o", "new"], [".html"]),
     (["sweep", "--report", "old.html", "-o", "new"], ["--force"]),
     (["sweep", "--target", "params=0.5", "-o", "old"], ["--force"]),
     (["probe", "--calibrate", "empty"], ["no image"]),
     (["probe", "--include", "zzz"], ["matches none"]),
     (["probe", "--input", "7"], ["--input"]),
-    (["probe", "--report", "p.md"], [".html"]),
+    (["probe", "--report", "p.pdf"], [".html"]),
     (["probe", "--report", "old.html"], ["--force"]),
 ]
 
@@ -208,8 +214,9 @@ def test_misuse(mlp: Path, words: list[str], says: str) -> None:
 
 def test_a_probe_sorts_by_savings_and_writes_a_page(mlp: Path) -> None:
     before = mlp.read_bytes()
-    words = ("--calibrate", "x.npy", "--error", 0.2, "--report", "p.html", "--report", "p.json")
-    done = ok("probe", mlp, *words)
+    words = ("--calibrate", "x.npy", "--error", 0.2)
+    reports = [word for form in ("html", "json", "md") for word in ("--report", f"p.{form}")]
+    done = ok("probe", mlp, *words, *reports)
     narrow(done.stdout)
     found = json.loads(Path("p.json").read_text())
     saves = [row["saves"] for row in found["rows"]]
@@ -227,7 +234,7 @@ def test_a_probe_sorts_by_savings_and_writes_a_page(mlp: Path) -> None:
     assert [one for one in page.words if one in heads][: len(heads)] == heads
     assert mlp.read_bytes() == before
     assert sorted(path.name for path in Path.cwd().iterdir()) == [
-        "d.npz", "mlp.pt", "p.html", "p.json", "x.npy",
+        "d.npz", "mlp.pt", "p.html", "p.json", "p.md", "x.npy",
     ]  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bp_convert.render.numbers import ticks
+from bp_convert.render.numbers import clock, milliseconds, rounded, ticks
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,9 @@ from bp_convert.render.numbers import ticks
 )
 def test_an_axis_has_round_numbers(low: float, high: float, expected: list[float]) -> None:
     assert ticks(low, high) == expected
+
+
+def test_round_numbers_times_and_durations() -> None:
+    assert [rounded(n) for n in (5, 500, 1e3, 1.5e6, 2e9)] == ["5", "500", "1k", "1.5M", "2G"]
+    assert [milliseconds(n) for n in (0.1234, 45.67, 6684.4)] == ["0.123 ms", "45.7 ms", "6,684 ms"]
+    assert [clock(n) for n in (4.24, 185, 7290)] == ["4.2 s", "3:05", "2:01:30"]

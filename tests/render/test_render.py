@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import jsonschema
 import pytest
 from rich.console import Console
 
-from bp_convert.render import words
-from bp_convert.render.documents import document, html, markdown
+from bp_convert.render import looks, words
+from bp_convert.render.documents import document
 from bp_convert.render.fold import common, fold, middle, wrapped
+from bp_convert.render.glossary import MEANING
 from bp_convert.render.numbers import change, percent, short, size
 from bp_convert.render.summary import verdict
 from bp_convert.render.terminal import show
@@ -72,6 +74,14 @@ def _checked(error: float, examples: int = 64) -> Verification:
         ran_eval=True, ran_train=True, gradients=True, source_untouched=True, output_error=error,
         examples=examples, on="calibration data" if examples else "random input",
     )  # fmt: skip
+
+
+def html(report: Report) -> str:
+    return document(report, Path("x.html"))
+
+
+def markdown(report: Report) -> str:
+    return document(report, Path("x.md"))
 
 
 def _text(report: Report, width: int = 80, **how: Any) -> str:
@@ -171,6 +181,35 @@ def test_html_escapes_and_stands_alone() -> None:
     assert "a &amp; b" in page
     assert "http" not in page
     assert page.count("<tr") > 5
+
+
+def test_a_report_says_how_it_was_made_and_what_its_words_mean() -> None:
+    asked = Settings(target=("params=0.25",), exclude=("<fc>",), seed=7)
+    report = _report(_layer("a"), plan={"settings": asked}, machine="CPU, 2 threads",
+                     versions={"torch": "2.14"}, seconds=75.0)  # fmt: skip
+    for form in ("html", "md"):
+        text = document(report, Path(f"r.{form}"), "bp-convert 'my model.pt' --seed 7")
+        plain = unescape(text).replace("\\", "")
+        for said in ("my model.pt", "target params=0.25; exclude <fc>", "CPU, 2 threads",
+                      "torch 2.14", "1:15", MEANING["rank R"], MEANING["target"]):  # fmt: skip
+            assert said in plain, (said, form)
+        assert MEANING["score"] not in plain  # nothing was scored
+    assert "all defaults" in html(_report(_layer("a")))
+
+
+def test_times_have_a_picture_where_they_were_measured() -> None:
+    page = html(_report(_layer("a"), latency=(_latency(80, 40),)))
+    assert 'aria-label="milliseconds an example, dense and converted"' in page
+    assert ">batch 32</text>" in page
+    assert ">2.5 ms</text>" in page
+    assert "milliseconds" not in html(_report(_layer("a"))).lower()
+
+
+def test_a_report_stands_in_a_notebook() -> None:
+    text = looks.html(_report(_layer("blocks.0.<fc>"), _layer("blocks.1.<fc>")))
+    assert text.count("<table>") == text.count("</table>") == 2
+    assert "blocks.{0-1}.&lt;fc&gt; x2" in text
+    assert "<html" not in text
 
 
 def test_markdown_keeps_its_tables() -> None:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import io
 import re
+from html import unescape
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
 
-from bp_convert.render.study import (
-    ROWS,
-    probe_page,
-    probe_verdict,
-    shown_probe,
-    shown_sweep,
-    sweep_page,
-)
+from bp_convert.render.documents import document
+from bp_convert.render.glossary import MEANING
+from bp_convert.render.study import ROWS, probe_verdict, shown_probe, shown_sweep
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.score import Score
+from bp_convert.values.settings import Settings
 from bp_convert.values.study import Point, Probe, ProbeRow, Sweep
 from tests.cli.test_studies import Page
 
@@ -29,6 +27,10 @@ def _text(what: RenderableType, width: int = 80) -> str:
     stream = io.StringIO()
     Console(file=stream, width=width).print(what)
     return stream.getvalue()
+
+
+def _html(found: Probe | Sweep) -> str:
+    return document(found, Path("x.html"))
 
 
 def _row(layer: str, saves: int = 200_000, **change: Any) -> ProbeRow:
@@ -117,18 +119,18 @@ def test_a_probe_s_verdict_is_a_sum() -> None:
 
 def test_a_probe_s_page_has_all_layers_and_bars_to_scale() -> None:
     rows = [_row("a<b>", 131_072), _row("b", 0, params=131_072), _kept("c", "<it> & more")]
-    page = Page(probe_page(_probe(*rows)))
+    page = Page(_html(_probe(*rows)))
     words = " ".join(page.words)
     assert "a<b>" in words  # escaped in the source, as it is on the page
     assert "<it> & more" in words
     assert "0.304" in words
     bars = [float(bar["width"] or 0) for bar in page.named("rect")]
-    assert bars == [400, 200, 200, 200]
+    assert bars == [340, 170, 170, 170]
     heads = [word for word in page.words if word in ("layer", "kind", "saves", "50 %", "SVD")]
     assert heads[:5] == ["layer", "kind", "saves", "50 %", "SVD"]
     cells = len(page.named("th"))
     assert len(page.named("td")) == 3 * cells
-    assert Page(probe_page(_probe())).named("svg") == []
+    assert Page(_html(_probe())).named("svg") == []
 
 
 # sweep
@@ -163,20 +165,22 @@ def _dots(page: Page) -> list[tuple[float, float]]:
 
 
 def test_a_chart_has_labelled_axes_and_points_in_order() -> None:
-    page = Page(sweep_page(_sweep(_point(0.5, after=0.74), _point(0.1, after=0.4))))
+    page = Page(_html(_sweep(_point(0.5, after=0.74), _point(0.1, after=0.4))))
     assert "parameters that are left (logarithmic)" in page.words
     assert "source" in page.words
     axes = [attrs for attrs in page.named("text") if "rotate" in (attrs.get("transform") or "")]
-    assert len(axes) == 1
-    assert page.words.count("accuracy") == 2  # of the axis, and of the table
-    for tick in ("10 %", "25 %", "50 %", "100 %"):
+    assert len(axes) == 4  # accuracy and estimated error, over parameters and multiply-adds
+    assert page.words.count("accuracy (%)") == 2
+    assert page.words.count("estimated error") == 3  # explained besides
+    for tick in ("10 %", "20 %", "50 %", "100 %"):
         assert tick in page.words
-    small, large = _dots(page)
+    small, large = _dots(page)[:2]
     assert small[0] < large[0]
     assert small[1] > large[1]  # a worse point lies lower
-    assert [one.get("class") for one in page.named("tr")].count("replaced") == 1
-    plain = Page(sweep_page(_sweep(_point(0.5, after=None), _point(0.1, after=None, error=0.9))))
-    assert "estimated error" in plain.words
+    assert [one.get("class") for one in page.named("tr")].count("chosen") == 1
+    plain = Page(_html(_sweep(_point(0.5, after=None), _point(0.1, after=None, error=0.9))))
+    assert "accuracy (%)" not in plain.words
+    assert plain.words.count("estimated error") == 3
     assert "source" not in plain.words
 
 
@@ -195,16 +199,40 @@ def test_a_chart_has_labelled_axes_and_points_in_order() -> None:
     ],
 )
 def test_every_chart_stays_in_its_frame(points: tuple[Point, ...]) -> None:
-    text = sweep_page(_sweep(*points))
-    assert not re.search(r'"[^"]*\b(nan|inf)\b[^"]*"', text)
-    page = Page(text)
+    page = Page(_html(_sweep(*points)))
+    written = " ".join(value or "" for _, attrs in page.tags for value in attrs.values())
+    assert not re.search(r"\b(nan|inf)\b", written)
     for x, y in _dots(page):
-        assert 70 <= x <= 590
-        assert 20 <= y <= 280
+        assert 64 <= x <= 384
+        assert 12 <= y <= 232
 
 
 def test_what_a_model_brings_is_escaped() -> None:
-    text = sweep_page(_sweep(_point(0.5), verdict="<b>", calibration="<i>x</i>"))
+    text = _html(_sweep(_point(0.5), verdict="<b>", calibration="<i>x</i>"))
     assert "<b>" not in text
     assert "<i>" not in text
     assert "&lt;b&gt;" in text
+
+
+def test_a_page_says_how_it_was_made_and_what_its_words_mean() -> None:
+    made = {"settings": Settings(exclude=("a_b",), seed=7), "machine": "CPU <x>, 2 threads",
+            "versions": {"torch": "2.14"}}  # fmt: skip
+    for found in (_sweep(_point(0.5), **made), _probe(_row("a"), **made)):
+        for form in ("html", "md"):
+            text = document(found, Path(f"x.{form}"), "bp-convert probe m.pt --seed 7")
+            plain = unescape(text).replace("\\", "")
+            for words in ("probe m.pt --seed 7", "CPU <x>, 2 threads", "exclude a_b", "torch 2.14"):
+                assert words in plain, (words, form)
+            assert MEANING["relative error"] in plain
+    assert "How it was made" not in document(_probe(_row("a")), Path("x.md"))
+
+
+def test_a_study_as_markdown_has_its_table_and_reasons() -> None:
+    missed = Point(target="params=0.1", method="kron", out_of_reach="1 of 2 | 3")
+    text = document(_sweep(_point(0.5), missed), Path("x.md"))
+    assert "| params=0.5 | kron | 5.85M | 50.00 % | 50 % | 0.123 | 70.00 % |" in text
+    assert "- params=0.1, kron: 1 of 2 \\| 3" in text
+    assert "<" not in text
+    text = document(_probe(_row("a|b"), _kept("c", "why_not")), Path("x.md"))
+    assert "| a\\|b | Linear | 262k | 200k | 0.121 | 0.221 |" in text
+    assert "why\\_not |" in text
