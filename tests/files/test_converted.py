@@ -128,6 +128,7 @@ def test_ties_survive_in_a_whole_model(tmp_path: Path) -> None:
     assert torch.equal(model.table, source.table)
 
 
+@pytest.mark.slow
 def test_a_fresh_process(tmp_path: Path) -> None:
     model = torchvision.models.squeezenet1_1(num_classes=2).eval()
     model.classifier[1] = BPConv2d(512, 2, 1)

@@ -81,6 +81,7 @@ def version_in(path: Path) -> int:
     return version
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [True, False])
 def test_killed_at_random_moments(before: bool, tmp_path: Path) -> None:
     rng = random.Random(7)

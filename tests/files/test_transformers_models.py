@@ -92,6 +92,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {name: (one, torch.load(folder / f"{name}-out.pt")) for name, one in expected.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_the_same_outputs(name: str, elsewhere: dict[str, Any]) -> None:
     expected, found = elsewhere[name]

@@ -166,6 +166,7 @@ def test_a_class_of_the_program_that_runs(tmp_path: Path) -> None:
         assert type(bp_convert.load(tmp_path / name, trust=[str(script)])).__name__ == "Net"
 
 
+@pytest.mark.slow
 def test_a_class_of_a_trusted_script_is_told_by_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +192,7 @@ def test_a_class_of_a_trusted_script_is_told_by_its_file(
     assert done.stdout == "Net\n", done.stderr
 
 
+@pytest.mark.slow
 def test_hooks_of_a_loaded_model_are_not_overwritten(tmp_path: Path) -> None:
     """torch numbers hooks from 0 in every process."""
     write(tmp_path / "out.pt", odd_models.two_hooked())

@@ -1,7 +1,7 @@
 """Random architectures: exact at full rank or refused, never a crash, never another function.
 
-``BP_CONVERT_FUZZ=2000`` tries that many. A failing example is shown as ``check(seed=...)``;
-``python -m tests.fuzz.check SEED`` shows the architecture.
+``BP_CONVERT_FUZZ=2000`` tries that many, where slow tests run. A failing example is shown as
+``check(seed=...)``; ``python -m tests.fuzz.check SEED`` shows the architecture.
 """
 
 from __future__ import annotations
@@ -22,16 +22,20 @@ EXAMPLES = int(os.environ.get("BP_CONVERT_FUZZ", "40"))
 LARGEST = 10**6
 
 
-@settings(
-    max_examples=EXAMPLES,
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
-@given(seed=st.integers(0, LARGEST))
-def test_converted_exactly_or_refused(seed: int) -> None:
-    assert check(seed).partition(":")[0] in ("converted", "kept", "refused")
+@pytest.mark.parametrize("examples", [8, pytest.param(EXAMPLES, marks=pytest.mark.slow)])
+def test_converted_exactly_or_refused(examples: int) -> None:
+    @settings(
+        max_examples=examples,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(seed=st.integers(0, LARGEST))
+    def all_are(seed: int) -> None:
+        assert check(seed).partition(":")[0] in ("converted", "kept", "refused")
+
+    all_are()
 
 
 def test_a_seed_is_one_architecture() -> None:

@@ -12,6 +12,8 @@ from torchvision import models
 from bp_convert.graph.walk import walk
 from bp_convert.widths.widen import widen
 
+SLOW = pytest.mark.slow
+
 
 def small_vit() -> nn.Module:
     return models.VisionTransformer(
@@ -28,12 +30,12 @@ def small_swin() -> nn.Module:
     ("build", "alpha", "widened", "layers"),
     [
         (models.resnet18, 2, 20, 21),
-        (models.resnet18, 1.5, 20, 21),
+        pytest.param(models.resnet18, 1.5, 20, 21, marks=SLOW),
         (models.squeezenet1_1, 3, 25, 26),
-        (models.shufflenet_v2_x1_0, 3, 56, 57),
-        (models.mobilenet_v2, 2, 52, 53),
+        pytest.param(models.shufflenet_v2_x1_0, 3, 56, 57, marks=SLOW),
+        pytest.param(models.mobilenet_v2, 2, 52, 53, marks=SLOW),
         (small_vit, 2, 7, 8),
-        (small_swin, 2, 18, 19),
+        pytest.param(small_swin, 2, 18, 19, marks=SLOW),
     ],
 )
 def test_all_but_the_head_is_widened(

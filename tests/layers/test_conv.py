@@ -339,6 +339,7 @@ def test_export_with_a_free_batch_runs_at_another_batch() -> None:
     assert_near(exported.module()(x), model(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", [(2, 2), (2, 1), (1, 1)])
 def test_export_with_a_free_batch_and_size(axes: Any) -> None:
     s1 = 3 ** axes.count(1)

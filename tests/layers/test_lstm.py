@@ -543,6 +543,7 @@ def test_autocast_takes_factors_of_either_width(path: str, own: torch.dtype) -> 
     assert layer.w1_hh_l0.grad is not None
 
 
+@pytest.mark.slow
 @PATHS
 @pytest.mark.parametrize("both", [False, True])
 def test_export_with_a_free_batch_runs_at_another_batch(path: str, both: bool) -> None:
@@ -554,6 +555,7 @@ def test_export_with_a_free_batch_runs_at_another_batch(path: str, both: bool) -
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.slow
 def test_export_by_the_rule_itself_takes_a_free_batch() -> None:
     free = {1: torch.export.Dim("batch")}
     for hidden in (4, 512):

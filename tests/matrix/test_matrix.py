@@ -1,4 +1,4 @@
-"""Thirty architectures of the matrix, each in one mode, saved and read again elsewhere.
+"""Thirty architectures of the matrix, each in one mode, saved and read again in another process.
 
 All of them: ``python benchmarks/matrix.py``.
 """
@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,18 @@ MODES = {
     "transformers/distilbert": "alpha",
     "own/volume": "alpha",
 }
+QUICK = (  # run by `make test`, too
+    "torchvision/resnet-basic",
+    "own/tagger-packed",
+    "own/experts",
+    "own/hook-closure-ran",
+    "own/dataclasses",
+    "own/half",
+    "own/regressor",
+)
+RUNS = [
+    pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow, id=name) for name in MODES
+]
 READ = """
 import json, sys
 from pathlib import Path
@@ -62,44 +74,53 @@ import torch
 torch.set_num_threads(1)
 from benchmarks.zoo.registry import zoo
 from benchmarks.zoo.trial import reload
-records = json.loads(sys.stdin.read())
-found = [reload(zoo()[one["name"]], one, Path(folder)) for folder, one in records.items()]
-print(json.dumps({one["name"]: [one["outcome"], one.get("text", "")] for one in found}))
+told, sys.stdout = sys.stdout, sys.stderr
+for line in sys.stdin:
+    folder, record = json.loads(line)
+    found = reload(zoo()[record["name"]], record, Path(folder))
+    print(json.dumps([found["outcome"], found.get("text", "")]), file=told, flush=True)
 """
-Results = dict[str, tuple[Path, Record]]
+Reader = Callable[[Path, Record], list[str]]
 
 
 @pytest.fixture(scope="module")
-def results() -> Results:
-    """Gather what the tests of this module leave."""
-    return {}
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    """Start another process, which reads what it is shown and tells what came of it."""
+    log = tmp_path_factory.mktemp("reader") / "log.txt"
+    with log.open("w") as opened:
+        process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", READ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=opened,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        )
+
+    def read(folder: Path, record: Record) -> list[str]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps([str(folder), record]) + "\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+        assert answer, log.read_text()[-2000:]
+        found: list[str] = json.loads(answer)
+        return found
+
+    yield read
+    process.communicate()
 
 
-@pytest.mark.parametrize("name", MODES)
-def test_converts_to_the_same_function(
-    name: str, results: Results, tmp_path_factory: pytest.TempPathFactory
+@pytest.mark.parametrize("name", RUNS)
+def test_converts_to_the_same_function_here_and_elsewhere(
+    name: str, elsewhere: Reader, tmp_path: Path
 ) -> None:
-    folder = tmp_path_factory.mktemp("trial")
-    record = Trial(zoo()[name], MODES[name], folder).run()
-    results[name] = (folder, record)
+    record = Trial(zoo()[name], MODES[name], tmp_path).run()
     assert record["outcome"] == "converted", record.get("text")
     assert record["file"]
-
-
-def test_all_are_read_again_in_another_process(results: Results) -> None:
-    written = {str(folder): one for folder, one in results.values() if "file" in one}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", READ],
-        input=json.dumps(written),
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert set(found) == {one["name"] for one in written.values()}
-    assert {name: text for name, (outcome, text) in found.items() if outcome != "converted"} == {}
+    outcome, text = elsewhere(tmp_path, record)
+    assert outcome == "converted", text
 
 
 # The harness itself finds what is wrong

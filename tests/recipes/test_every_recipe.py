@@ -19,6 +19,11 @@ ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 SETTINGS = sorted((ROOT / "recipes" / "settings").glob("*.yaml"))
 BY_NAME = {"ids": lambda path: path.stem}
+QUICK = ("digits",)  # run by `make test`, too
+RUNS = [
+    pytest.param(path, id=path.stem, marks=[] if path.stem in QUICK else pytest.mark.slow)
+    for path in RECIPES
+]
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +53,7 @@ def test_a_recipe_is_read_and_says_what_it_needs_and_gave(path: Path) -> None:
     assert all(len(line) <= 100 for line in path.read_text().splitlines())
 
 
-@pytest.mark.parametrize("path", RECIPES, **BY_NAME)
+@pytest.mark.parametrize("path", RUNS)
 def test_a_recipe_is_planned_and_runs_for_two_steps(path: Path, tmp_path: Path) -> None:
     for job in representatives(read_recipe(path)):
         outcome, folder = ran(job, tmp_path)

@@ -41,6 +41,7 @@ def test_two_processes_equal_one_of_the_same_batch(tmp_path: Path, alone: dict[s
     assert far(start_weights, alone) > 100 * TOLERANCE  # it has learnt something meanwhile
 
 
+@pytest.mark.slow
 def test_what_was_trained_before_is_trained_by_two_as_by_one(tmp_path: Path) -> None:
     runs.many("again", tmp_path)
     alone = torch.load(tmp_path / "again-0.pt")
@@ -50,6 +51,7 @@ def test_what_was_trained_before_is_trained_by_two_as_by_one(tmp_path: Path) -> 
     assert far(first, alone) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_shards_train_as_one_and_come_together_in_a_file(
     tmp_path: Path, alone: dict[str, Any]
 ) -> None:
@@ -64,6 +66,7 @@ def test_shards_train_as_one_and_come_together_in_a_file(
     assert list((tmp_path / "run").glob("step-*.pt"))
 
 
+@pytest.mark.slow
 def test_shards_go_on_from_a_checkpoint_to_the_bit(tmp_path: Path) -> None:
     together("resumed", tmp_path)
 

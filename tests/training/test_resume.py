@@ -74,6 +74,7 @@ def test_another_seed_is_another_run(whole: Any) -> None:
     assert not same(model.state_dict(), whole[0])
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(tmp_path: Path, whole: Any) -> None:
     rng = random.Random(5)
     kills = 0
