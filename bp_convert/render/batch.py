@@ -17,8 +17,6 @@ from bp_convert.render import batch_cells as cells_of
 from bp_convert.render import documents
 from bp_convert.render.fold import middle
 from bp_convert.render.numbers import clock
-from bp_convert.render.seeds import Group as Seeds
-from bp_convert.render.seeds import over_seeds
 from bp_convert.values.outcome import Outcome, Summary
 
 WIDTH, LEAST = 80, 12  # of the table, and of a job's name
@@ -110,12 +108,12 @@ def shown(summary: Summary, *, every: bool = False, limit: int = 40) -> Renderab
         parts.append(Text(f"and {len(summary.jobs) - len(rows)} more", style="dim"))
     if printed:
         parts.append(Text("paper: as printed there, in percent", style="dim"))
-    if groups := over_seeds(summary.jobs):
+    if groups := cells_of.over_seeds(summary.jobs):
         parts += [Text(), _shown_seeds(groups, scored)]
     return Group(*parts, Text(), Text(cells_of.verdict(summary), style="bold"))
 
 
-def _shown_seeds(groups: Sequence[Seeds], metric: str) -> Table:
+def _shown_seeds(groups: Sequence[cells_of.Seeds], metric: str) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column("over seeds", no_wrap=True)
     for head in ("seeds", "params", "kept", metric, "spread"):

@@ -11,7 +11,6 @@ from bp_convert.render.facts import facts
 from bp_convert.render.numbers import clock, short
 from bp_convert.render.page import Note, Page, Row, Section, Table
 from bp_convert.render.quality import Scored, charts
-from bp_convert.render.seeds import over_seeds
 from bp_convert.render.words import is_share
 from bp_convert.values.outcome import Outcome, Summary
 from bp_convert.values.plan import Totals
@@ -79,7 +78,7 @@ def _headed(metrics: tuple[str, ...], what: str) -> str:
 
 def _seeds_table(summary: Summary) -> tuple[Table, ...]:
     """Return mean and spread where jobs differ in nothing but their seed."""
-    groups = over_seeds(summary.jobs)
+    groups = cells_of.over_seeds(summary.jobs)
     mean = _headed(_metrics(summary), "mean")
     heads = ("job", "seeds", "params", "kept", mean, "standard deviation")
     rows = tuple(Row(cells_of.seeds_row(one)) for one in groups)

@@ -13,7 +13,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
-class Row:
+class Folded:
     """One row of a table: a layer, or several that differ only by numbers in their names.
 
     Attributes:
@@ -55,7 +55,7 @@ def _sum(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
     return sum(before), sum(after)
 
 
-def fold(report: Report) -> list[Row]:
+def fold(report: Report) -> list[Folded]:
     """Group layers whose names differ by numbers only and that fare alike."""
     groups: dict[tuple[object, ...], list[LayerPlan]] = {}
     for layer in report.layers:
@@ -66,14 +66,14 @@ def fold(report: Report) -> list[Row]:
     return [_row(report, group) for group in groups.values()]
 
 
-def unfolded(report: Report) -> list[Row]:
+def unfolded(report: Report) -> list[Folded]:
     """Return a row for each layer."""
     return [_row(report, [layer]) for layer in report.layers]
 
 
-def _row(report: Report, group: list[LayerPlan]) -> Row:
+def _row(report: Report, group: list[LayerPlan]) -> Folded:
     errors = (report.fit_errors.get(layer.name) for layer in group)
-    return Row(tuple(group), tuple(error for error in errors if error is not None))
+    return Folded(tuple(group), tuple(error for error in errors if error is not None))
 
 
 def common(names: list[str]) -> str:

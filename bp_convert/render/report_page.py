@@ -5,8 +5,7 @@ from __future__ import annotations
 from bp_convert.render import words
 from bp_convert.render.chart import Bars
 from bp_convert.render.facts import facts
-from bp_convert.render.fold import Row as Folded
-from bp_convert.render.fold import fold, middle, unfolded
+from bp_convert.render.fold import Folded, fold, middle, unfolded
 from bp_convert.render.numbers import milliseconds, short
 from bp_convert.render.page import Lines, Note, Page, Part, Row, Section, Table
 from bp_convert.values.report import Report

@@ -7,19 +7,19 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bp_convert.render.fold import middle
+from bp_convert.render.fold import wrapped
 from bp_convert.render.numbers import percent, short
 from bp_convert.render.words import value_of
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.study import Point, Probe, ProbeRow, Sweep
 
-ROWS = 30  # of a probe that a terminal shows
+ROWS, NAMES = 30, 22  # of a probe that a terminal shows, and columns of their names
 
 
 def shown_probe(probe: Probe, *, every: bool = False) -> RenderableType:
     """Return a probe as one renderable, the largest savings first."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
-    table.add_column("layer", no_wrap=True)
+    table.add_column("layer", max_width=NAMES)
     for name in ("params", "saves", *(f"{100 * share:g}%" for share in probe.shares)):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("best at 25%", no_wrap=True)
@@ -27,7 +27,7 @@ def shown_probe(probe: Probe, *, every: bool = False) -> RenderableType:
     shown = rows if every else rows[:ROWS]
     for row in shown:
         table.add_row(
-            middle(name_of(row), 22),
+            wrapped(name_of(row), NAMES),
             short(row.params),
             short(row.saves),
             *(_pair(ours, svd) for ours, svd in zip(row.errors, row.svd, strict=True)),

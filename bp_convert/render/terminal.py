@@ -13,7 +13,7 @@ from rich.text import Text
 
 from bp_convert.files.listing import Held
 from bp_convert.render import words
-from bp_convert.render.fold import Row, common, fold, middle, unfolded, wrapped
+from bp_convert.render.fold import Folded, common, fold, middle, unfolded, wrapped
 from bp_convert.render.numbers import short
 from bp_convert.values.report import Report
 
@@ -67,13 +67,13 @@ def _head(report: Report) -> Text:
 class _Layers:
     """The table of layers. A name that is too long for its column goes on in the next line."""
 
-    rows: list[Row]
+    rows: list[Folded]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield _table(self.rows, options.max_width)
 
 
-def _table(rows: list[Row], width: int) -> Table:
+def _table(rows: list[Folded], width: int) -> Table:
     pairs = min(_PAIRS, max(6, *(len(words.pairs_of(row.layer)) for row in rows)))
     ranks = max(len(short(row.layer.rank or 0)) for row in rows)
     kinds = max(4, *(len(row.layer.kind) for row in rows))

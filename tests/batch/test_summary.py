@@ -11,10 +11,9 @@ import pytest
 from rich.console import Console
 
 from bp_convert.render.batch import document, shown
-from bp_convert.render.batch_cells import verdict
+from bp_convert.render.batch_cells import over_seeds, verdict
 from bp_convert.render.batch_plan import shown_estimates
 from bp_convert.render.board import Board
-from bp_convert.render.seeds import over_seeds
 from bp_convert.values.estimate import Estimate
 from bp_convert.values.outcome import Outcome, Summary
 from bp_convert.values.plan import Totals
