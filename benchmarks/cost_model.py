@@ -95,14 +95,10 @@ def measured() -> list[dict[str, Any]]:
             widths = kind.widths(module)
             factors = kind.factor(module, widths, Ask(rank=rank))
             twin = kind.build(module, widths, factors, "cpu").eval()
-            x = (
-                torch.zeros(shape, dtype=torch.long)
-                if kind.name == "Embedding"
-                else torch.randn(shape)
-            )
+            x = torch.zeros(shape, dtype=torch.long) if kind.lookup else torch.randn(shape)
             with torch.no_grad():
                 times = interleaved([lambda m=module, x=x: m(x), lambda m=twin, x=x: m(x)], 11)
-            both = model.counts(kind.name, module, widths, factors, shape)
+            both = kind.operations(module, widths, factors, shape)
             rows.append(
                 {
                     "kind": kind.name,

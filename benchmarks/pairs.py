@@ -26,8 +26,8 @@ from benchmarks.real_models import minilm
 from bp_convert.files import arch_factory
 from bp_convert.graph.walk import walk
 from bp_convert.kinds import Spread
-from bp_convert.kron.columns import Columns
-from bp_convert.kron.fit import low_rank
+from bp_convert.kron.als import low_rank
+from bp_convert.kron.column_order import Columns
 from bp_convert.kron.metric import Plain
 from bp_convert.kron.spectrum import squared_errors, whitened
 from bp_convert.search.curves import curves_of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from bp_convert.counting import count_bytes, count_params, with_counts
@@ -118,7 +117,7 @@ def _kept(sites: Sequence[Site], found: Narrow) -> dict[str, Tensor]:
     norms: dict[str, Tensor] = {}
     for site in sites:
         group = found.groups.get(site.name)
-        own = None if group is None else _norms(site.module)
+        own = None if group is None else site.kind.output_norms(site.module)
         if group is not None and own is not None:
             norms[group] = norms[group] + own if group in norms else own
     kept = {}
@@ -127,20 +126,3 @@ def _kept(sites: Sequence[Site], found: Narrow) -> dict[str, Tensor]:
         if group in norms and len(norms[group]) >= count:
             kept[name] = norms[group].topk(count).indices.sort().values
     return kept
-
-
-def _norms(module: nn.Module) -> Tensor | None:
-    """Return the squared norm of the weights of each output, (K,); None where not known."""
-    with torch.no_grad():
-        if isinstance(module, nn.Embedding):
-            return module.weight.double().square().sum(0)
-        if isinstance(module, nn.LSTM):
-            if module.num_layers > 1 or module.bidirectional or module.proj_size:
-                return None
-            rows = torch.cat([module.get_parameter(f"weight_{of}_l0") for of in ("ih", "hh")], 1)
-            gates = rows.double().square().sum(1).view(4, module.hidden_size)
-            return gates.sum(0)
-        weight = getattr(module, "weight", None)
-        if not isinstance(weight, Tensor) or getattr(module, "transposed", False):
-            return None
-        return weight.double().square().flatten(1).sum(1)

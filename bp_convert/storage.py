@@ -10,7 +10,7 @@ from torch import nn
 
 from bp_convert.errors import CheckpointError, PlanError
 from bp_convert.files import (
-    Converted,
+    ConvertedFile,
     arch_factory,
     fill,
     gone,
@@ -25,7 +25,7 @@ from bp_convert.files import save_dense as _save_dense
 from bp_convert.files.atomic import Prove
 from bp_convert.graph.clone import clone
 from bp_convert.graph.running import evaluating
-from bp_convert.layers import TWINS
+from bp_convert.kinds import is_twin
 from bp_convert.pickles.guard import guard, unguard
 from bp_convert.surgery import apply_plan
 from bp_convert.values.plan import Plan
@@ -113,7 +113,7 @@ def load(
 
 
 def restored(
-    read: Converted,
+    read: ConvertedFile,
     where: str,
     *,
     model: nn.Module | Callable[[], nn.Module] | None = None,
@@ -168,7 +168,7 @@ def _not_converted(path: str | Path) -> CheckpointError:
 def to_dense(model: nn.Module) -> nn.Module:
     """Return a copy in which every bilinear layer is the plain torch layer of the same weight."""
     swaps: dict[nn.Module, nn.Module] = {
-        one: one.to_dense() for one in model.modules() if isinstance(one, TWINS)
+        one: one.to_dense() for one in model.modules() if is_twin(one)
     }
     dense = clone(model, swaps)
     if is_marked(dense):

@@ -15,12 +15,12 @@ from bp_convert.data import Data, Uses, examples_for, split_for
 from bp_convert.errors import PlanError
 from bp_convert.evaluation import Scorer
 from bp_convert.graph.running import evaluating
-from bp_convert.kron.fit import low_rank
+from bp_convert.kron.als import low_rank
 from bp_convert.planner import candidate_units
 from bp_convert.provenance import machine, versions
 from bp_convert.search.candidates import settled
 from bp_convert.search.curves import Curve
-from bp_convert.search.options import Unit
+from bp_convert.search.units import Unit
 from bp_convert.values.progress import Progress, told
 from bp_convert.values.settings import Settings
 from bp_convert.values.study import Point, Probe, ProbeRow, Sweep
@@ -92,7 +92,7 @@ def _row(unit: Unit, shares: Sequence[float], error: float) -> ProbeRow:
     least = float(unit.costs[fits, 0].min()) if fits.any() else float(total)
     return ProbeRow(
         layer=unit.name,
-        kind=unit.wanted.site.kind.name,
+        kind=unit.layer.site.kind.name,
         role=unit.role,
         shape=unit.shape,
         params=total,

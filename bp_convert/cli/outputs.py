@@ -20,10 +20,10 @@ def check_model(path: Path) -> None:
     Raises:
         CheckpointError: says what it is.
     """
-    from bp_convert.files.sniff import kind_of
+    from bp_convert.files.sniff import file_kind
 
     if not path.is_dir():
-        kind_of(path)
+        file_kind(path)
 
 
 def check_outputs(

@@ -68,7 +68,7 @@ def layer_of(frames: Sequence[FrameType]) -> str:
     """Return the innermost layer that a function was given, or module that was called."""
     for frame in reversed(frames):
         for value in _given(frame):
-            found = value.site if _is_ours(value, "Wanted") else value
+            found = value.site if _is_ours(value, "FreeLayer") else value
             if _is_ours(found, "Site", "LayerPlan", "Unit"):
                 kind = getattr(found, "kind", "")
                 kind = kind if isinstance(kind, str) else getattr(kind, "name", "")

@@ -13,7 +13,7 @@ from bp_convert.files.atomic import OUTPUT_SUFFIXES, check_output, write_text
 if TYPE_CHECKING:
     from bp_convert.files.arch import ARCH_FORMS, arch_factory, gone
     from bp_convert.files.converted import (
-        Converted,
+        ConvertedFile,
         is_converted,
         needs_trust,
         read_converted,
@@ -21,33 +21,27 @@ if TYPE_CHECKING:
         save_dense,
         save_weights,
     )
-    from bp_convert.files.load import Loaded, load_model
+    from bp_convert.files.entries import fill
+    from bp_convert.files.read_model import Loaded, load_model
     from bp_convert.files.reread import read_back
-    from bp_convert.files.tensors import fill
     from bp_convert.files.writable import check_writable
 
 _HOME = {
-    "ARCH_FORMS": "arch",
-    "Converted": "converted",
-    "Loaded": "load",
-    "arch_factory": "arch",
-    "check_writable": "writable",
-    "fill": "tensors",
-    "gone": "arch",
-    "is_converted": "converted",
-    "load_model": "load",
-    "needs_trust": "converted",
-    "read_back": "reread",
-    "read_converted": "converted",
-    "save_converted": "converted",
-    "save_dense": "converted",
-    "save_weights": "converted",
+    "arch": ("ARCH_FORMS", "arch_factory", "gone"),
+    "converted": (
+        *("ConvertedFile", "is_converted", "needs_trust", "read_converted"),
+        *("save_converted", "save_dense", "save_weights"),
+    ),
+    "entries": ("fill",),
+    "read_model": ("Loaded", "load_model"),
+    "reread": ("read_back",),
+    "writable": ("check_writable",),
 }
 
 __all__ = [
     "ARCH_FORMS",
     "OUTPUT_SUFFIXES",
-    "Converted",
+    "ConvertedFile",
     "Loaded",
     "arch_factory",
     "check_output",
@@ -67,6 +61,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"bp_convert.files.{_HOME[name]}"), name)
+    for home, names in _HOME.items():
+        if name in names:
+            return getattr(import_module(f"bp_convert.files.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

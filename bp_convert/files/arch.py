@@ -16,7 +16,7 @@ from torch import nn
 
 from bp_convert.errors import BpConvertError, CheckpointError
 from bp_convert.models import MODELS, build
-from bp_convert.pickles.code import covers, run_file, run_module
+from bp_convert.pickles.user_code import covers, run_file, run_module
 
 ARCH_FORMS = (
     "torchvision:resnet18, timm:NAME, transformers:FOLDER, bp:NAME, FILE.py:FACTORY or "

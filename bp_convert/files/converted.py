@@ -26,28 +26,28 @@ from torch import Tensor, nn
 
 from bp_convert.files.arch import absolute
 from bp_convert.files.atomic import OUTPUT_SUFFIXES, Prove, Write, check_output, write_all
-from bp_convert.files.safe import read_header
+from bp_convert.files.entries import further_state, split_ties, whole_state
 from bp_convert.files.sidecar import (
     STAMP,
+    read_header,
     read_pair,
     tensors_in,
     weights_writer,
     write_pair,
     wrong,
 )
-from bp_convert.files.sniff import Kind, kind_of
+from bp_convert.files.sniff import FileKind, file_kind
 from bp_convert.files.storable import is_plain
-from bp_convert.files.tensors import further_state, split_ties, whole_state
 from bp_convert.files.unpickle import load_admitted, refused_names
 from bp_convert.files.writable import check_whole, check_writable
-from bp_convert.pickles import forms
+from bp_convert.pickles import pickler
 
 FORMAT = 2
 _KEYS = ("format", "plan", "settings", "arch", "state", "skeleton")
 
 
 @dataclass(frozen=True)
-class Converted:
+class ConvertedFile:
     """What a converted file holds.
 
     Attributes:
@@ -154,15 +154,15 @@ def is_converted(path: str | Path) -> bool:
     path = Path(path)
     if path.is_dir():  # of weights, which load_model knows
         return False
-    kind = kind_of(path)
-    if kind is Kind.SAFETENSORS:
+    kind = file_kind(path)
+    if kind is FileKind.SAFETENSORS:
         return STAMP in read_header(path)
-    return kind is Kind.TORCH and _first_keys(path) == ["format", "plan"]
+    return kind is FileKind.TORCH and _first_keys(path) == ["format", "plan"]
 
 
 def read_converted(
     path: str | Path, *, trust: Sequence[str] = (), beside: Path | None = None
-) -> Converted:
+) -> ConvertedFile:
     """Read a converted model onto the CPU without running anything from the file.
 
     Args:
@@ -174,16 +174,16 @@ def read_converted(
             or holds classes that are not trusted.
     """
     path = Path(path)
-    kind = kind_of(path)
+    kind = file_kind(path)
     if not is_converted(path):
         raise wrong(
             path,
             f"{kind.value} that bp-convert did not write",
             f"convert it first: bp-convert {path} -o OUT.pt",
         )
-    if kind is Kind.SAFETENSORS:
+    if kind is FileKind.SAFETENSORS:
         about, weights = read_pair(path, beside)
-        return Converted(*_about(about, path), state=weights, skeleton=None)
+        return ConvertedFile(*_about(about, path), state=weights, skeleton=None)
     content = load_admitted(path, kind, trust=trust)
     if not isinstance(content, dict) or tuple(content) != _KEYS:
         raise wrong(path, "other contents than bp-convert writes", "convert the model again")
@@ -192,13 +192,13 @@ def read_converted(
         state = _state_of(skeleton, path)
     elif skeleton is not None or not _is_state(state):
         raise wrong(path, "no weights where they should be", "convert the model again")
-    return Converted(*_about(content, path), state=state, skeleton=skeleton)
+    return ConvertedFile(*_about(content, path), state=state, skeleton=skeleton)
 
 
 def needs_trust(path: str | Path) -> list[str]:
     """List the names in a converted file that must be trusted when it is loaded."""
     path = Path(path)
-    return refused_names(path) if kind_of(path) is Kind.TORCH else []
+    return refused_names(path) if file_kind(path) is FileKind.TORCH else []
 
 
 def _about(content: dict[str, Any], path: Path) -> tuple[int, str, str, str | None]:
@@ -232,7 +232,7 @@ def _first_keys(path: Path) -> list[str]:
 def _torch_writer(content: object) -> Write:
     def write(temporary: Path) -> None:
         with temporary.open("xb") as file:  # given a path, torch would write the path into the file
-            torch.save(content, file, pickle_module=forms)
+            torch.save(content, file, pickle_module=pickler)
 
     return write
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from bp_convert.files.safe import read_safetensors
-from bp_convert.files.sniff import Kind, kind_of
+from bp_convert.files.sidecar import read_safetensors
+from bp_convert.files.sniff import FileKind, file_kind
 from bp_convert.files.state import find_states
 from bp_convert.files.unpickle import load_inert
 from bp_convert.pickles.inert import module_class
@@ -17,7 +17,7 @@ USUAL = ("state_dict", "model_state_dict", "model_state", "model")  # beside an 
 
 
 @dataclass(frozen=True)
-class Held:
+class Entry:
     """One tensor of a file.
 
     Attributes:
@@ -33,7 +33,7 @@ class Held:
     size: int
 
 
-def weights_alone(path: Path) -> tuple[Held, ...] | None:
+def weights_alone(path: Path) -> tuple[Entry, ...] | None:
     """Return the tensors of a file that holds weights and no model; None for any other file.
 
     Of a training checkpoint those are the model's. Nothing that stands in the file runs.
@@ -41,9 +41,9 @@ def weights_alone(path: Path) -> tuple[Held, ...] | None:
     Raises:
         CheckpointError: the file is damaged, or no model file at all.
     """
-    kind = kind_of(path)
-    if kind is Kind.SAFETENSORS:
-        return _held(read_safetensors(path))
+    kind = file_kind(path)
+    if kind is FileKind.SAFETENSORS:
+        return _entries(read_safetensors(path))
     content = load_inert(path, kind)
     if module_class(content) is not None:
         return None
@@ -57,13 +57,13 @@ def weights_alone(path: Path) -> tuple[Held, ...] | None:
     if not states:
         return None
     usual = next((states[key] for key in USUAL if key in states), None)
-    return _held(
+    return _entries(
         usual or max(states.values(), key=lambda one: sum(map(Tensor.numel, one.values())))
     )
 
 
-def _held(state: dict[str, Tensor]) -> tuple[Held, ...]:
+def _entries(state: dict[str, Tensor]) -> tuple[Entry, ...]:
     return tuple(
-        Held(name, tuple(one.shape), str(one.dtype).removeprefix("torch."), one.numel())
+        Entry(name, tuple(one.shape), str(one.dtype).removeprefix("torch."), one.numel())
         for name, one in state.items()
     )

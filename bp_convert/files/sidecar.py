@@ -1,4 +1,6 @@
-"""A plan beside weights: ``NAME.safetensors`` and ``NAME.plan.json``, which belong together.
+"""Safetensors files: tensors and strings, with nothing in them that could run; and the plan beside.
+
+``NAME.safetensors`` and ``NAME.plan.json`` belong together.
 
 The header of the weights holds a digest of the plan. Two files cannot take their names at once;
 where a process dies between the two, the reader finds the new plan by its temporary name, which is
@@ -10,16 +12,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from bp_convert.errors import CheckpointError
 from bp_convert.files.atomic import Prove, Write, plan_path, temporary, write_all
-from bp_convert.files.safe import read_header, read_safetensors
-from bp_convert.files.tensors import join_ties, split_ties, whole_state
+from bp_convert.files.entries import join_ties, split_ties, whole_state
+from bp_convert.files.sniff import refusal
 
 STAMP = "bp_convert_plan"  # in a safetensors header: the digest of the plan beside it
 
@@ -136,3 +141,33 @@ def wrong(path: Path, found: str, fix: str) -> CheckpointError:
         allowed="a model that bp-convert wrote: NAME.pt, or NAME.safetensors beside NAME.plan.json",
         fix=fix,
     )
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of a safetensors file onto the CPU.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    with _errors_named(path):
+        return dict(safetensors.torch.load_file(path, device="cpu"))
+
+
+def read_header(path: Path) -> dict[str, str]:
+    """Read the free text in the header of a safetensors file, and nothing else of it.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    with _errors_named(path), safe_open(path, framework="pt") as file:
+        return dict(file.metadata() or {})
+
+
+@contextmanager
+def _errors_named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (SafetensorError, OSError, ValueError, KeyError) as problem:
+        raise refusal(
+            path, f"a damaged safetensors file: {problem}", "copy or download it again"
+        ) from None

@@ -38,7 +38,7 @@ _FOREIGN: tuple[tuple[int, bytes, str, str], ...] = (
 )
 
 
-class Kind(Enum):
+class FileKind(Enum):
     """The files that can be read."""
 
     TORCH = "a torch.save file"
@@ -46,7 +46,7 @@ class Kind(Enum):
     SAFETENSORS = "a safetensors file"
 
 
-def kind_of(path: Path) -> Kind:
+def file_kind(path: Path) -> FileKind:
     """Tell which readable kind of file stands at ``path``; execute and import nothing.
 
     Raises:
@@ -56,9 +56,9 @@ def kind_of(path: Path) -> Kind:
     if head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
         return _kind_of_zip(path)
     if _is_safetensors(head, size):
-        return Kind.SAFETENSORS
+        return FileKind.SAFETENSORS
     if head.startswith(_LEGACY_MAGIC):
-        return Kind.LEGACY
+        return FileKind.LEGACY
     for offset, magic, what, fix in _FOREIGN:
         if head[offset:].startswith(magic):
             raise refusal(path, what, fix)
@@ -90,7 +90,7 @@ def _read_head(path: Path) -> tuple[bytes, int]:
     return head, size
 
 
-def _kind_of_zip(path: Path) -> Kind:
+def _kind_of_zip(path: Path) -> FileKind:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
@@ -125,7 +125,7 @@ def _kind_of_zip(path: Path) -> Kind:
             "state dict with --arch",
         )
     if "data.pkl" in inner:
-        return Kind.TORCH
+        return FileKind.TORCH
     if any(name.endswith(".npy") for name in names):
         raise refusal(path, "a numpy .npz archive", _RESAVE)
     raise refusal(path, "a zip archive without a model in it", "unpack it, or give another file")

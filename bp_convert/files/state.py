@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from bp_convert.errors import CheckpointError
+from bp_convert.files.entries import all_weights, further_state
 from bp_convert.files.storable import is_plain
-from bp_convert.files.tensors import all_weights, further_state
 from bp_convert.files.unpickle import listed
 from bp_convert.pickles.inert import Inert, module_class, weights_of
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.errors import CheckpointError
-from bp_convert.files.tensors import whole_state
+from bp_convert.files.entries import whole_state
 
 _DEEPEST = 32
 _VALUES = (bool, int, float, complex, str, bytes, type(None))

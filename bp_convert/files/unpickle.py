@@ -17,13 +17,12 @@ import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from bp_convert.errors import CheckpointError
-from bp_convert.files.depth import too_deep
-from bp_convert.files.settle import settle
-from bp_convert.files.sniff import Kind, refusal
+from bp_convert.files.sniff import FileKind, refusal
 from bp_convert.pickles.admit import admit, is_weapon
-from bp_convert.pickles.code import MAIN, covers, is_private
-from bp_convert.pickles.inert import InertReach, inert_class, module_class
+from bp_convert.pickles.inert import InertReach, inert_class, module_class, too_deep
+from bp_convert.pickles.libraries import settle
 from bp_convert.pickles.reach import Reach
+from bp_convert.pickles.user_code import MAIN, covers, is_private
 from bp_convert.torch_private import Unpickler, fills_lists_of_classes, names_beyond_tensors
 
 _SHOWN = 8  # names listed in a message
@@ -52,13 +51,13 @@ def refused_names(path: Path, trust: Sequence[str] = ()) -> list[str]:
     return [name for name in names_in(path) if admit(name, trust) is None]
 
 
-def load_admitted(path: Path, kind: Kind, *, trust: Sequence[str] = ()) -> object:
+def load_admitted(path: Path, kind: FileKind, *, trust: Sequence[str] = ()) -> object:
     """Load a torch.save file onto the CPU if every name in it is admitted.
 
     Raises:
         CheckpointError: a name is refused, or the file is damaged.
     """
-    if kind is Kind.LEGACY:
+    if kind is FileKind.LEGACY:
         return _load(path, {})
     names = names_in(path)
     if any(one.startswith(LAZY) for one in names) and not any(map(is_weapon, names)):
@@ -139,13 +138,13 @@ def revive(
         return Reader(io.BytesIO(content), encoding="utf-8").load()  # type: ignore[no-untyped-call]
 
 
-def load_inert(path: Path, kind: Kind) -> object:
+def load_inert(path: Path, kind: FileKind) -> object:
     """Load the data of a torch.save file onto the CPU; what it names becomes ``Inert``.
 
     Raises:
         CheckpointError: a name can only be meant to do harm, or the file is damaged.
     """
-    if kind is Kind.LEGACY:
+    if kind is FileKind.LEGACY:
         return _load(path, {})
     names = names_in(path)
     harmful = [name for name in names if is_weapon(name)]
@@ -191,7 +190,7 @@ def _is_whole_model(path: Path, refused: Sequence[str]) -> bool:
     if any(is_weapon(name) for name in refused):
         return False
     try:
-        return module_class(load_inert(path, Kind.TORCH)) is not None
+        return module_class(load_inert(path, FileKind.TORCH)) is not None
     except CheckpointError:
         return False
 

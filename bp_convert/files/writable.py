@@ -17,10 +17,10 @@ from torch.jit import ScriptModule
 from torch.nn.parameter import is_lazy
 
 from bp_convert.errors import CheckpointError
+from bp_convert.files.entries import all_weights, whole_state
 from bp_convert.files.storable import check_plain, check_tensors
-from bp_convert.files.tensors import all_weights, whole_state
 from bp_convert.files.unpickle import listed, names_in_pickle, revive
-from bp_convert.pickles import forms
+from bp_convert.pickles import pickler
 from bp_convert.pickles.meaning import Unreadable, meanings
 from bp_convert.torch_private import address_of
 
@@ -110,7 +110,7 @@ def _check_kinds(model: nn.Module) -> None:
             )
 
 
-class _Structure(forms.Pickler):
+class _Structure(pickler.Pickler):
     """Pickles all but the numbers, which stay where they are, and sub-modules if asked."""
 
     def __init__(self, root: object, skip_modules: bool) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bp_convert.calibration.gather import (
+from bp_convert.calibration.gatherer import (
     Gatherer,
     Moments,
     Order,
@@ -30,8 +30,8 @@ from bp_convert.graph.clone import clone
 from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Factors, Spread
-from bp_convert.kron.columns import Columns
-from bp_convert.kron.fit import fit_in_metric, natural
+from bp_convert.kron.als import fit_in_metric, natural
+from bp_convert.kron.column_order import Columns
 from bp_convert.kron.metric import Full, Metric
 from bp_convert.values.plan import Plan
 from bp_convert.values.progress import Progress

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from bp_convert.graph.running import Args, Kwargs
 from bp_convert.graph.tree import map_tensors, rows_in
-from bp_convert.layers import BPEmbedding
+from bp_convert.kinds import table_rows
 from bp_convert.values.tensors import TensorSpec
 
 # What a tokenizer adds of its own accord; a forward that has no such argument goes without.
@@ -128,12 +128,8 @@ def smallest_vocabulary(model: nn.Module) -> int:
 
 def tables(model: nn.Module) -> list[tuple[nn.Module, int]]:
     """Return the modules that look indices up, with the number of their rows."""
-    dense = (nn.Embedding, nn.EmbeddingBag)  # their attributes may be stale, their tensors not
-    return [
-        (one, one.weight.shape[0] if isinstance(one, dense) else one.num_embeddings)
-        for one in model.modules()
-        if isinstance(one, (*dense, BPEmbedding))
-    ]
+    found = ((one, table_rows(one)) for one in model.modules())
+    return [(one, rows) for one, rows in found if rows is not None]
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 
 from bp_convert.graph.running import Args, Kwargs, quiet_forward, same_draws
 from bp_convert.graph.tree import map_tensors
+from bp_convert.kinds import relative_of
+from bp_convert.kinds.recurrent import cell_shapes_only, has_plain_cell
+from bp_convert.kinds.shapes import Dim
 from bp_convert.torch_private import (
     FAKE_LOGGERS,
     PACK,
@@ -25,8 +27,6 @@ from bp_convert.torch_private import (
     enable_python_dispatcher,
     returns_tensor,
 )
-
-Dim = int | torch.SymInt  # a size
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 _ATEN = torch.ops.aten
@@ -143,68 +143,16 @@ def _pad(
     return data.new_empty(*shape, *data.shape[1:]), torch.tensor(lengths, dtype=torch.int64)
 
 
-def stub_recurrent(module: nn.Module) -> None:
-    """Replace the forward of a recurrent module by one that only computes shapes."""
-    if isinstance(module, nn.RNNBase) and _plain_forward(module, (nn.LSTM, nn.GRU, nn.RNN)):
-        module.__dict__["forward"] = _recurrent(module)
-    elif isinstance(module, nn.RNNCellBase) and _plain_forward(
-        module, (nn.LSTMCell, nn.GRUCell, nn.RNNCell)
-    ):
-        module.__dict__["forward"] = _cell(module)
-
-
-def _plain_forward(module: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
-    return any(isinstance(module, t) and type(module).forward is t.forward for t in types)
-
-
-def _recurrent(module: nn.RNNBase) -> Callable[..., Any]:
-    directions = 2 if module.bidirectional else 1
-    has_cell = module.mode == "LSTM"
-
-    def forward(given: Any, hx: Any = None) -> Any:
-        hidden = module.hidden_size
-        state = module.proj_size or hidden
-        data = given.data if isinstance(given, PackedSequence) else given
-        _require(data.shape[-1], module.input_size, "input")
-        if hx is not None:
-            states = hx if has_cell else (hx,)
-            for one, size in zip(states, (state, hidden), strict=False):
-                _require(one.shape[-1], size, "initial state")
-        made = data.new_empty(*data.shape[:-1], directions * state)
-        output: Any = made
-        if isinstance(given, PackedSequence):
-            output = PackedSequence(
-                made, given.batch_sizes, given.sorted_indices, given.unsorted_indices
-            )
-            batch: tuple[Any, ...] = (int(given.batch_sizes[0]),)
-        elif data.dim() == 2:
-            batch = ()
-        else:
-            batch = (data.shape[0 if module.batch_first else 1],)
-        layers = module.num_layers * directions
-        last = data.new_empty(layers, *batch, state)
-        if has_cell:
-            return output, (last, data.new_empty(layers, *batch, hidden))
-        return output, last
-
-    return forward
-
-
-def _cell(module: nn.RNNCellBase) -> Callable[..., Any]:
-    def forward(given: Tensor, hx: Any = None) -> Any:
-        _require(given.shape[-1], module.input_size, "input")
-        if hx is not None:
-            for one in hx if isinstance(hx, tuple) else (hx,):
-                _require(one.shape[-1], module.hidden_size, "state")
-        made = given.new_empty(*given.shape[:-1], module.hidden_size)
-        return (made, made.clone()) if isinstance(module, nn.LSTMCell) else made
-
-    return forward
-
-
-def _require(found: Dim, wanted: Dim, what: str) -> None:
-    if found != wanted:
-        raise RuntimeError(f"{what} has {found} features where {wanted} are expected")
+def stub(module: nn.Module) -> None:
+    """Replace a forward of torch's that does not run on fake tensors by one that only computes
+    shapes."""
+    kind, forward = relative_of(module), None
+    if kind is not None and type(module).forward is kind.base_of(module).forward:
+        forward = kind.shapes_only(module)
+    elif isinstance(module, nn.RNNCellBase) and has_plain_cell(module):
+        forward = cell_shapes_only(module)
+    if forward is not None:
+        module.__dict__["forward"] = forward
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bp_convert.errors import PlanError
 from bp_convert.graph.clone import all_tensors, clone
-from bp_convert.graph.fake import FakeMode, call, stub_recurrent
+from bp_convert.graph.fake import FakeMode, call, stub
 from bp_convert.graph.origin import origin_of
 from bp_convert.graph.running import Args, Kwargs, nothing_cached
 from bp_convert.graph.tree import named_tensors
@@ -83,7 +83,7 @@ class FakeRun:
         for name, values in (attrs or {}).items():
             set_attributes(self.module.get_submodule(name), values)
         for module in self.module.modules():
-            stub_recurrent(module)
+            stub(module)
         watch(self.module, self._enter, self._leave)
 
     def run(self, args: Args, kwargs: Kwargs, *, training: bool) -> Shapes:

@@ -17,18 +17,12 @@ from bp_convert.graph.example import SampleInputs, tables
 from bp_convert.graph.fake_run import FakeRun, ForwardError
 from bp_convert.graph.running import Args, Kwargs, inference, run
 from bp_convert.graph.tree import tensors_in
+from bp_convert.kinds import relative_of
+from bp_convert.kinds.conv_kind import FRAMES
+from bp_convert.kinds.kind import STEPS
 from bp_convert.values.tensors import TensorSpec
 
 Guess = tuple[tuple[TensorSpec, ...], str]
-
-_STEPS = 8
-_SIZES = {
-    1: (16000, 4096, 1024, 256, 64, 16),
-    2: (224, 64, 32, 28, 96, 128, 299, 16, 8),
-    3: (112, 64, 32, 16, 8),
-}
-_FRAMES = 16
-_INPUT_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.Embedding, nn.RNNBase)
 
 
 def infer_input(model: nn.Module) -> Guess | None:
@@ -224,7 +218,7 @@ def _of_the_paper(model: nn.Module) -> Iterator[Guess]:
     image = getattr(model, "image", None)
     words = getattr(model, "words", None)
     if isinstance(image, nn.Linear) and isinstance(words, nn.Embedding):
-        ids = TensorSpec(dtype="int64", shape=(_STEPS,), high=words.num_embeddings)
+        ids = TensorSpec(dtype="int64", shape=(STEPS,), high=words.num_embeddings)
         yield (TensorSpec(shape=(image.in_features,)), ids), "image features and words"
     yield (TensorSpec(shape=(3, 32, 32)),), "the images of the paper's experiments"
 
@@ -232,48 +226,19 @@ def _of_the_paper(model: nn.Module) -> Iterator[Guess]:
 def _from_first_layer(model: nn.Module) -> Iterator[tuple[TensorSpec, str]]:
     if _needs_several(model):
         return
-    layers = ((n, m) for n, m in model.named_modules() if isinstance(m, _INPUT_LAYERS))
-    name, first = next(layers, ("", None))
-    name = name or "the model itself"
-    if isinstance(first, nn.Embedding):
-        yield (
-            TensorSpec(dtype="int64", shape=(_STEPS,), high=first.num_embeddings),
-            f"{_STEPS} ids below {first.num_embeddings}, from its first layer {name}",
-        )
-    elif isinstance(first, nn.RNNBase):
-        order = "" if first.batch_first else ", the batch on its second axis"
-        yield (
-            TensorSpec(shape=(_STEPS, first.input_size)),
-            f"{_STEPS} steps of {first.input_size} features, from its first layer {name}{order}",
-        )
-    elif isinstance(first, nn.Linear):
-        words = f"{first.in_features} features, from its first layer {name}"
-        yield TensorSpec(shape=(first.in_features,)), words
-        yield TensorSpec(shape=(_STEPS, first.in_features)), f"{_STEPS} steps of {words}"
-    elif isinstance(first, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        yield from _images(name, first)
-
-
-def _images(
-    name: str, first: nn.Conv1d | nn.Conv2d | nn.Conv3d
-) -> Iterator[tuple[TensorSpec, str]]:
-    axes, channels = len(first.kernel_size), first.in_channels
-    sizes = _SIZES[axes]
-    if axes == 2 and channels == 1:
-        sizes = (28, 32, *sizes)
-    for size in dict.fromkeys(sizes):
-        shape = (size,) * axes if axes < 3 else (_FRAMES, size, size)
-        yield (
-            TensorSpec(shape=(channels, *shape)),
-            f"{channels} channels from its first layer {name}, size {size} because it runs",
-        )
+    for name, module in model.named_modules():
+        kind = relative_of(module)
+        found = [] if kind is None else list(kind.examples(module, name or "the model itself"))
+        if found:
+            yield from found
+            return
 
 
 def _from_library(model: nn.Module) -> Iterator[tuple[TensorSpec, str]]:
     library = type(model).__module__
     kind = type(model).__name__
     if library.startswith("torchvision.models.video"):
-        yield TensorSpec(shape=(3, _FRAMES, 112, 112)), f"usual for torchvision's {kind}"
+        yield TensorSpec(shape=(3, FRAMES, 112, 112)), f"usual for torchvision's {kind}"
     elif library.startswith("torchvision.models."):
         size = 299 if kind == "Inception3" else 224
         yield TensorSpec(shape=(3, size, size)), f"usual for torchvision's {kind}"
@@ -289,7 +254,7 @@ def _from_config(name: str, config: Any) -> Iterator[tuple[TensorSpec, str]]:
     words = "from the model's configuration"
     vocabulary = getattr(config, "vocab_size", None)
     if name == "input_ids" and isinstance(vocabulary, int):
-        yield TensorSpec(name=name, dtype="int64", shape=(_STEPS,), high=vocabulary), words
+        yield TensorSpec(name=name, dtype="int64", shape=(STEPS,), high=vocabulary), words
     side = getattr(config, "image_size", None)
     if name == "pixel_values":
         channels = int(getattr(config, "num_channels", 3))

@@ -23,7 +23,7 @@ from bp_convert.graph.running import (
     same_draws,
 )
 from bp_convert.graph.tree import map_tensors, tensors_in
-from bp_convert.layers import BPLSTM
+from bp_convert.kinds import uncounted
 from bp_convert.torch_private import hooks_of
 
 
@@ -140,7 +140,7 @@ class _Watching:
             shape = () if first is None else tuple(first.shape)
             self.seen.shapes.setdefault(name, []).append(shape)
             self.starts[name] = self.counter.get_total_flops()
-            if isinstance(module, nn.RNNBase | BPLSTM) and first is not None and not first.is_meta:
+            if uncounted(module) and first is not None and not first.is_meta:
                 self.unseen.append((name, module, inputs, named))
 
         def after(_: nn.Module, inputs: Args, output: Any) -> None:

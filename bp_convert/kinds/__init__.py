@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeGuard
+
 from torch import nn
 
-from bp_convert.kinds.base import Ask, Choices, Factors, Kind, Spread, Widths
-from bp_convert.kinds.conv import Conv1dKind, Conv2dKind, Conv3dKind
-from bp_convert.kinds.embedding import EmbeddingKind
-from bp_convert.kinds.linear import LinearKind, prime_reason
-from bp_convert.kinds.lstm import LSTMKind
+from bp_convert.kinds.choices import Ask, Choices, Factors, Widths, prime_reason, whole
+from bp_convert.kinds.conv_kind import Conv1dKind, Conv2dKind, Conv3dKind
+from bp_convert.kinds.embedding_kind import EmbeddingKind
+from bp_convert.kinds.kind import Kind, has_bias
+from bp_convert.kinds.linear_kind import LinearKind
+from bp_convert.kinds.lstm_kind import LSTMKind
+from bp_convert.kinds.speed import predict
+from bp_convert.kinds.spread import Spread
 
-KINDS: tuple[Kind, ...] = (
+KINDS: list[Kind] = [
     LinearKind(),
     Conv1dKind(),
     Conv2dKind(),
     Conv3dKind(),
     EmbeddingKind(),
     LSTMKind(),
-)
+]
 
 __all__ = [
     "KINDS",
@@ -27,8 +34,16 @@ __all__ = [
     "Kind",
     "Spread",
     "Widths",
+    "has_bias",
+    "is_twin",
     "kind_of",
+    "predict",
     "prime_reason",
+    "registered",
+    "relative_of",
+    "table_rows",
+    "uncounted",
+    "whole",
 ]
 
 
@@ -37,6 +52,41 @@ def kind_of(module: nn.Module) -> Kind | None:
     return next((kind for kind in KINDS if kind.matches(module)), None)
 
 
-def kind_named(name: str) -> Kind | None:
-    """Return the kind of this name, or None."""
-    return next((kind for kind in KINDS if kind.name == name), None)
+def relative_of(module: nn.Module) -> Kind | None:
+    """Return the kind among whose types, and those alike, a module is, whatever its forward."""
+    return next((one for one in KINDS if isinstance(module, (one.dense, *one.alike))), None)
+
+
+def is_twin(module: nn.Module) -> TypeGuard[Any]:
+    """Return whether a module is the bilinear twin of some kind's layer."""
+    return isinstance(module, tuple(kind.twin for kind in KINDS))
+
+
+def table_rows(module: nn.Module) -> int | None:
+    """Return how many rows a module looks indices up in; None where it does not. Attributes of a
+    dense table may be stale, its tensor is not."""
+    for kind in KINDS:
+        if kind.lookup and isinstance(module, (kind.dense, *kind.alike)):
+            table: Any = module.weight
+            return int(table.shape[0])
+        if kind.lookup and isinstance(module, kind.twin):
+            return int(getattr(module, kind.fields[0]))
+    return None
+
+
+def uncounted(module: nn.Module) -> bool:
+    """Return whether torch's counter sees nothing of a module's operations on a CPU."""
+    return any(
+        kind.uncounted and isinstance(module, (kind.dense, *kind.alike, kind.twin))
+        for kind in KINDS
+    )
+
+
+@contextmanager
+def registered(kind: Kind) -> Iterator[None]:
+    """Let one more kind be known for a while, such as one of a program's own."""
+    KINDS.append(kind)
+    try:
+        yield
+    finally:
+        KINDS.remove(kind)

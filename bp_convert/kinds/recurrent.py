@@ -1,141 +1,124 @@
-"""What the weights of an LSTM see over time, and how much each of their outputs counts."""
+"""torch's recurrent modules of every mode: how they hang on widths, and what shapes they give."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence
 
-from bp_convert.kinds.rows import Pick
+from bp_convert.kinds.shapes import Attr, Dim, Form, Sizes
+from bp_convert.torch_private import parameters_of
 
-
-@dataclass(frozen=True)
-class Pass:
-    """One direction of one layer over a batch.
-
-    Attributes:
-        layer: its number.
-        suffix: of the names of its parameters, such as ``l0_reverse``.
-        x: (T, N, D) inputs.
-        before: (T, N, H) the state that each step starts from.
-        mask: (T, N) which steps count.
-    """
-
-    layer: int
-    suffix: str
-    x: Tensor
-    before: Tensor
-    mask: Tensor
-
-    @property
-    def turned(self) -> bool:
-        """Whether it steps from the last to the first."""
-        return self.suffix.endswith("_reverse")
+Forward = Callable[..., Any]
 
 
-@torch.no_grad()
-def lstm_rows(module: nn.LSTM, x: Tensor | PackedSequence, pick: Pick) -> dict[str, list[Tensor]]:
-    """Return what the input and recurrent weights of each layer see over time, by role; the rows
-    of the reverse direction come second."""
-    found: dict[str, list[Tensor]] = {}
-    for one in _passes(module, x):
-        found.setdefault(f"ih_l{one.layer}", []).append(_some(one.x, one.mask, pick))
-        found.setdefault(f"hh_l{one.layer}", []).append(_some(one.before, one.mask, pick))
-    return found
+def gates(m: nn.Module) -> int:
+    """Return how many matrices a recurrent module stacks in one weight."""
+    mode = getattr(m, "mode", type(m).__name__)
+    return 4 if mode.startswith("LSTM") else 3 if mode.startswith("GRU") else 1
 
 
-@torch.no_grad()
-def lstm_weights(module: nn.LSTM, x: Tensor | PackedSequence) -> dict[str, list[Tensor]]:
-    """Return how far each of the gates' outputs (4H) moves the state h of the same step: the mean
-    square of the derivative, by role; those of the reverse direction come second.
+def recurrent_form(m: Any, base: type[nn.Module]) -> Form:
+    """Return the form of any stack of recurrent layers of torch."""
+    g, directions = gates(m), 2 if m.bidirectional else 1
+    own = {"out": m.hidden_size} | ({"proj": m.proj_size} if m.proj_size else {})
 
-    A gate that is saturated, or multiplies little, may be far off at no cost.
-    """
-    found: dict[str, list[Tensor]] = {}
-    for one in _passes(module, x):
-        weight, state = (getattr(module, f"weight_{role}_{one.suffix}") for role in ("ih", "hh"))
-        z = one.x @ weight.t() + one.before @ state.t()  # (T, N, 4H)
-        if module.bias:
-            for role in ("ih", "hh"):
-                z = z + getattr(module, f"bias_{role}_{one.suffix}")
-        mean = _derivatives(z, one.mask, turned=one.turned)
-        for role in ("ih", "hh"):
-            found.setdefault(f"{role}_l{one.layer}", []).append(mean)
-    return found
-
-
-def _derivatives(z: Tensor, mask: Tensor, *, turned: bool) -> Tensor:
-    """Return the mean square of dh/dz (4H) over the steps that count."""
-    total = torch.zeros(z.shape[-1], dtype=torch.float64, device=z.device)
-    c = torch.zeros_like(z[0, :, : z.shape[-1] // 4])
-    for at in reversed(range(len(z))) if turned else range(len(z)):
-        i, f, g, o = z[at].chunk(4, -1)
-        i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
-        new = f * c + i * g
-        reach = o * (1 - new.tanh().square())  # dh/dc
-        each = (
-            reach * g * i * (1 - i),
-            reach * c * f * (1 - f),
-            reach * i * (1 - g.square()),
-            new.tanh() * o * (1 - o),
-        )
-        counts = mask[at, :, None]
-        total += (torch.cat(each, -1) * counts).square().sum(0, dtype=torch.float64)
-        c = new * counts
-    return total / mask.sum().clamp(min=1)
-
-
-def _passes(module: nn.LSTM, x: Tensor | PackedSequence) -> Iterator[Pass]:
-    """Run layer after layer, direction after direction."""
-    x, mask = _unpacked(module, x)  # (T, N, I), (T, N)
-    for layer in range(module.num_layers):
-        sides = []
-        for side in ("", "_reverse") if module.bidirectional else ("",):
-            suffix = f"l{layer}{side}"
-            y = _one_direction(module, suffix, x, mask)
-            before = torch.zeros_like(y)
-            if side:
-                before[:-1] = y[1:]
+    def sizes(own: Mapping[str, Dim], inp: Sequence[Dim]) -> Sizes:
+        hidden = own["out"]
+        state = own.get("proj", hidden)
+        tensors: dict[str, tuple[Dim, ...]] = {}
+        for name in parameters_of(m):
+            layer = int(cast("re.Match[str]", re.search(r"_l(\d+)", name))[1])
+            if name.startswith("weight_ih"):
+                tensors[name] = (g * hidden, inp[0] if layer == 0 else directions * state)
+            elif name.startswith("weight_hh"):
+                tensors[name] = (g * hidden, state)
+            elif name.startswith("weight_hr"):
+                tensors[name] = (state, hidden)
             else:
-                before[1:] = y[:-1]
-            yield Pass(layer, suffix, x, before, mask)
-            sides.append(y)
-        x = torch.cat(sides, -1)
+                tensors[name] = (g * hidden,)
+        attrs: dict[str, Attr] = {"input_size": inp[0], "hidden_size": hidden}
+        if m.proj_size:
+            attrs["proj_size"] = state
+        return Sizes(tensors, attrs, hidden)
+
+    return Form(own=own, inputs=((-1, m.input_size),), sizes=sizes, base=base)
 
 
-def _unpacked(module: nn.LSTM, x: Tensor | PackedSequence) -> tuple[Tensor, Tensor]:
-    if isinstance(x, PackedSequence):
-        x, lengths = pad_packed_sequence(x)
-        steps = torch.arange(len(x))[:, None]
-        return x, (steps < lengths[None]).to(x.device)
-    if x.dim() == 2:
-        x = x.unsqueeze(1)
-    elif module.batch_first:
-        x = x.transpose(0, 1)
-    return x, torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+def cell_form(m: Any) -> Form:
+    """Return the form of a recurrent cell of torch."""
+    g = gates(m)
+
+    def sizes(own: Mapping[str, Dim], inp: Sequence[Dim]) -> Sizes:
+        h = own["out"]
+        tensors: dict[str, tuple[Dim, ...]] = {
+            "weight_ih": (g * h, inp[0]),
+            "weight_hh": (g * h, h),
+        }
+        tensors |= {"bias_ih": (g * h,), "bias_hh": (g * h,)}
+        return Sizes(tensors, {"input_size": inp[0], "hidden_size": h}, h)
+
+    base = next(t for t in (nn.LSTMCell, nn.GRUCell, nn.RNNCell) if isinstance(m, t))
+    return Form({"out": m.hidden_size}, ((-1, m.input_size),), sizes, base)
 
 
-def _one_direction(module: nn.LSTM, suffix: str, x: Tensor, mask: Tensor) -> Tensor:
-    """Run one layer in one direction over (T, N, D); states are 0 behind a sequence's end."""
-    hidden = getattr(module, f"weight_hh_{suffix}").shape[1]
-    one = nn.LSTM(x.shape[-1], hidden, bias=module.bias, device="meta", dtype=x.dtype)
-    for name in dict(one.named_parameters()):
-        own = name.removesuffix("_l0")
-        setattr(one, name, nn.Parameter(getattr(module, f"{own}_{suffix}").detach()))
-    if not suffix.endswith("_reverse"):
-        y: Tensor = one(x)[0]
-        return y * mask[..., None]
-    # Each sequence is turned round on its own, so that padding stays behind its end.
-    steps = torch.arange(len(x), device=x.device)[:, None]
-    turned = torch.where(mask, mask.sum(0) - 1 - steps, steps)[..., None]  # (T, N, 1)
-    y = one(x.gather(0, turned.expand_as(x)))[0]
-    return (y * mask[..., None]).gather(0, turned.expand_as(y))
+def shapes_only(module: nn.RNNBase) -> Forward:
+    """Return a forward that computes shapes alone."""
+    directions = 2 if module.bidirectional else 1
+    has_cell = module.mode == "LSTM"
+
+    def forward(given: Any, hx: Any = None) -> Any:
+        hidden = module.hidden_size
+        state = module.proj_size or hidden
+        data = given.data if isinstance(given, PackedSequence) else given
+        _require(data.shape[-1], module.input_size, "input")
+        if hx is not None:
+            states = hx if has_cell else (hx,)
+            for one, size in zip(states, (state, hidden), strict=False):
+                _require(one.shape[-1], size, "initial state")
+        made = data.new_empty(*data.shape[:-1], directions * state)
+        output: Any = made
+        if isinstance(given, PackedSequence):
+            output = PackedSequence(
+                made, given.batch_sizes, given.sorted_indices, given.unsorted_indices
+            )
+            batch: tuple[Any, ...] = (int(given.batch_sizes[0]),)
+        elif data.dim() == 2:
+            batch = ()
+        else:
+            batch = (data.shape[0 if module.batch_first else 1],)
+        layers = module.num_layers * directions
+        last = data.new_empty(layers, *batch, state)
+        if has_cell:
+            return output, (last, data.new_empty(layers, *batch, hidden))
+        return output, last
+
+    return forward
 
 
-def _some(x: Tensor, mask: Tensor, pick: Pick) -> Tensor:
-    rows = x[mask]
-    chosen = pick.some(len(rows))
-    return rows if chosen is None else rows[chosen.to(rows.device)]
+def has_plain_cell(module: nn.RNNCellBase) -> bool:
+    """Return whether a cell computes as torch's of its type does."""
+    cells = (nn.LSTMCell, nn.GRUCell, nn.RNNCell)
+    return any(isinstance(module, t) and type(module).forward is t.forward for t in cells)
+
+
+def cell_shapes_only(module: nn.RNNCellBase) -> Forward:
+    """Return a forward of a cell that computes shapes alone."""
+
+    def forward(given: Tensor, hx: Any = None) -> Any:
+        _require(given.shape[-1], module.input_size, "input")
+        if hx is not None:
+            for one in hx if isinstance(hx, tuple) else (hx,):
+                _require(one.shape[-1], module.hidden_size, "state")
+        made = given.new_empty(*given.shape[:-1], module.hidden_size)
+        return (made, made.clone()) if gates(module) == 4 else made
+
+    return forward
+
+
+def _require(found: Dim, wanted: Dim, what: str) -> None:
+    if found != wanted:
+        raise RuntimeError(f"{what} has {found} features where {wanted} are expected")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bp_convert.kron.columns import Columns
+from bp_convert.kron.column_order import Columns
 from bp_convert.kron.root import Root
 from bp_convert.kron.scale import unit
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bp_convert.kron.columns import Columns
+from bp_convert.kron.column_order import Columns
 from bp_convert.kron.metric import Metric, spared
 from bp_convert.kron.nearest import gram, rearrange
 from bp_convert.kron.scale import unit

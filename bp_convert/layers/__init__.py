@@ -7,11 +7,8 @@ from bp_convert.layers.embedding import BPEmbedding
 from bp_convert.layers.linear import BPLinear
 from bp_convert.layers.lstm import BPLSTM
 
-TWINS = (BPLinear, BPConv1d, BPConv2d, BPConv3d, BPEmbedding, BPLSTM)
-
 __all__ = [
     "BPLSTM",
-    "TWINS",
     "BPConv1d",
     "BPConv2d",
     "BPConv3d",

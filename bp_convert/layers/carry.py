@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 M = TypeVar("M", bound=nn.Module)
+
+
+def fields_of(layer: nn.Module, names: Sequence[str]) -> dict[str, Any]:
+    """Read constructor fields back from a layer; of a bias, whether there is one."""
+    fields = {name: getattr(layer, name) for name in names}
+    if "bias" in fields and not isinstance(fields["bias"], bool):
+        fields["bias"] = fields["bias"] is not None
+    return fields
+
+
+def unusual(layer: nn.Module, names: Sequence[str]) -> list[str]:
+    """Return ``name=value`` of the fields that differ from the constructor's defaults."""
+    defaults = inspect.signature(type(layer)).parameters
+    return [
+        f"{name}={value!r}"
+        for name, value in fields_of(layer, names).items()
+        if value != defaults[name].default
+    ]
 
 
 def adopt(twin: M, dense: Any) -> M:
@@ -19,9 +39,10 @@ def adopt(twin: M, dense: Any) -> M:
     return twin.train(dense.training)
 
 
-def blank(kind: type[M], *args: Any, device: torch.device, **named: Any) -> M:
-    """Make a layer whose weights are not set: none is drawn only to be overwritten."""
-    return kind(*args, device="meta", **named).to_empty(device=device)
+def blank(kind: type[M], fields: dict[str, Any], like: torch.Tensor) -> M:
+    """Make a layer of a tensor's device and dtype whose weights are not set: none is drawn only
+    to be overwritten."""
+    return kind(**fields, device="meta", dtype=like.dtype).to_empty(device=like.device)
 
 
 def release(dense: M, twin: Any) -> M:
@@ -35,7 +56,8 @@ def release(dense: M, twin: Any) -> M:
 
 
 def _bias(source: Any, target: Any) -> None:
-    if target.bias is not None:
+    bias = getattr(target, "bias", None)
+    if bias is not None:
         with torch.no_grad():
-            target.bias.copy_(source.bias)
-        target.bias.requires_grad_(source.bias.requires_grad)
+            bias.copy_(source.bias)
+        bias.requires_grad_(source.bias.requires_grad)

@@ -21,9 +21,9 @@ from bp_convert.kron.conv_layout import (
 )
 from bp_convert.kron.nearest import nearest_kronecker_sum, reconstruct
 from bp_convert.kron.pairs import check_positive
-from bp_convert.layers.carry import adopt, blank, release
+from bp_convert.layers.carry import adopt, blank, fields_of, release
+from bp_convert.layers.common import init_factors_
 from bp_convert.layers.conv_checks import check_factors, check_fields
-from bp_convert.layers.init import init_factors_
 from bp_convert.values.factors import FactorSpec
 
 Size = int | tuple[int, ...]
@@ -41,6 +41,10 @@ class _BPConv(nn.Module):
     over channels and a thin convolution (or two of those) on views of its input.
     """
 
+    FIELDS: ClassVar = (  # the widths first
+        *("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation"),
+        *("groups", "bias", "padding_mode"),
+    )
     AXES: ClassVar[int]
     DENSE: ClassVar[type[nn.Module]]
     CONV: ClassVar[Callable[..., Tensor]]
@@ -208,15 +212,7 @@ class _BPConv(nn.Module):
             FactorError: groups, pairs that do not fit, or weights that are not finite.
         """
         new = cls(
-            layer.in_channels,
-            layer.out_channels,
-            layer.kernel_size,
-            layer.stride,
-            layer.padding,
-            layer.dilation,
-            layer.groups,
-            layer.bias is not None,
-            layer.padding_mode,
+            **fields_of(layer, cls.FIELDS),
             factors=factors,
             rank=rank,
             device=layer.weight.device,
@@ -252,21 +248,7 @@ class _BPConv(nn.Module):
 
     def to_dense(self) -> Any:
         """Return the torch convolution of the same weight; nothing is shared with it."""
-        new: Any = blank(
-            self.DENSE,
-            self.in_channels,
-            self.out_channels,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            1,
-            self.bias is not None,
-            self.padding_mode,
-            device=self.w1.device,
-            dtype=self.w1.dtype,
-        )
-        return release(new, self)
+        return release(blank(self.DENSE, fields_of(self, self.FIELDS), self.w1), self)
 
     def _order(self) -> list[int]:
         """Return the axes of (K, c1, c2, *kernel) as K, c1, s1, c2, s2."""

@@ -14,9 +14,8 @@ from typing_extensions import Self
 from bp_convert.errors import FactorError
 from bp_convert.kron.nearest import nearest_kronecker_sum
 from bp_convert.kron.policies import paper_factors
-from bp_convert.layers.carry import blank
-from bp_convert.layers.checks import wrong_pair
-from bp_convert.layers.init import init_factors_
+from bp_convert.layers.carry import blank, fields_of, release
+from bp_convert.layers.common import init_factors_, wrong_pair
 from bp_convert.values.factors import FactorSpec
 
 
@@ -41,6 +40,7 @@ class BPEmbedding(nn.Module):
         FactorError: pairs that do not fit, or a size or rank below 1.
     """
 
+    FIELDS: ClassVar = ("num_embeddings", "embedding_dim", "padding_idx")  # the widths first
     # torch's fields, for code that reads them.
     max_norm: ClassVar[None] = None
     norm_type: ClassVar[float] = 2.0
@@ -126,9 +126,7 @@ class BPEmbedding(nn.Module):
                 fix="keep this layer dense",
             )
         new = cls(
-            layer.num_embeddings,
-            layer.embedding_dim,
-            layer.padding_idx,
+            **fields_of(layer, cls.FIELDS),
             factors=factors,
             rank=rank,
             device=layer.weight.device,
@@ -175,18 +173,7 @@ class BPEmbedding(nn.Module):
 
     def to_dense(self) -> nn.Embedding:
         """Return the ``nn.Embedding`` of the same table; nothing is shared with it."""
-        new = blank(
-            nn.Embedding,
-            self.num_embeddings,
-            self.embedding_dim,
-            self.padding_idx,
-            device=self.w1.device,
-            dtype=self.w1.dtype,
-        )
-        with torch.no_grad():
-            new.weight.copy_(self.dense_weight())
-        new.weight.requires_grad_(self.w1.requires_grad)
-        return new.train(self.training)
+        return release(blank(nn.Embedding, fields_of(self, self.FIELDS), self.w1), self)
 
     @staticmethod
     def predict_macs(spec: FactorSpec, shapes: Sequence[tuple[int, ...]]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,8 @@ from typing_extensions import Self
 from bp_convert.kron.contract import bilinear
 from bp_convert.kron.nearest import nearest_kronecker_sum, reconstruct
 from bp_convert.kron.policies import paper_factors
-from bp_convert.layers.carry import adopt, blank, release
-from bp_convert.layers.checks import checked
-from bp_convert.layers.init import init_factors_
-from bp_convert.layers.nested import over_nested
+from bp_convert.layers.carry import adopt, blank, fields_of, release
+from bp_convert.layers.common import checked, init_factors_, over_nested
 from bp_convert.values.factors import FactorSpec
 
 
@@ -37,6 +35,8 @@ class BPLinear(nn.Module):
     Raises:
         FactorError: pairs whose products are not the widths, or a width or rank below 1.
     """
+
+    FIELDS: ClassVar = ("in_features", "out_features", "bias")  # the widths first
 
     bias: Tensor | None
 
@@ -94,9 +94,7 @@ class BPLinear(nn.Module):
             FactorError: pairs that do not fit, or weights that are not finite.
         """
         new = cls(
-            layer.in_features,
-            layer.out_features,
-            layer.bias is not None,
+            **fields_of(layer, cls.FIELDS),
             factors=factors,
             rank=rank,
             device=layer.weight.device,
@@ -126,15 +124,7 @@ class BPLinear(nn.Module):
 
     def to_dense(self) -> nn.Linear:
         """Return the ``nn.Linear`` of the same weight; nothing is shared with it."""
-        new = blank(
-            nn.Linear,
-            self.in_features,
-            self.out_features,
-            self.bias is not None,
-            device=self.w1.device,
-            dtype=self.w1.dtype,
-        )
-        return release(new, self)
+        return release(blank(nn.Linear, fields_of(self, self.FIELDS), self.w1), self)
 
     def extra_repr(self) -> str:
         """Tell the widths, the pairs and the number of terms."""

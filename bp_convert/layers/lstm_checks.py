@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bp_convert.errors import FactorError
 from bp_convert.kron.pairs import nearest_pair
-from bp_convert.layers.checks import checked
+from bp_convert.layers.common import checked
 from bp_convert.values.factors import FactorSpec
 
 GATES = 4  # in torch's order: input, forget, cell, output

@@ -13,7 +13,7 @@ from bp_convert.kron.contract import bilinear, w2_first
 from bp_convert.layers.lstm_checks import GATES
 
 
-class Layout:
+class GateLayout:
     """How rows of inputs and results lie while a projection is called many times.
 
     Rows stand in the middle of a matrix's axes, "laid" as (a, N, b).
@@ -48,7 +48,7 @@ class Layout:
         return y.flatten(-2)
 
 
-class JointProduct(Layout):
+class JointProduct(GateLayout):
     """One bilinear projection to the four gates above each other.
 
     Shape:
@@ -66,7 +66,7 @@ class JointProduct(Layout):
         return y.view(len(y), GATES, -1).transpose(0, 1).unsqueeze(1)
 
 
-class GateProduct(Layout):
+class GateProduct(GateLayout):
     """The bilinear projections of the four gates, laid out once for many calls.
 
     The gates stand beside the terms, so that there are two products for all of them. The result

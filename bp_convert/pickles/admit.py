@@ -3,9 +3,9 @@
 A pickle is a small program whose only way to act is to call what it names. So safety is the list
 of names. Admitted without asking are:
 
-* the nn.Module classes that torch.nn, torchvision and bp_convert define themselves, and their
-  enumerations. Unpickling makes modules empty and fills in attributes; at worst it calls their
-  constructors, which allocate;
+* the nn.Module classes that torch.nn, torchvision and bp_convert define themselves, the twins of
+  its kinds among them, and their enumerations. Unpickling makes modules empty and fills in
+  attributes; at worst it calls their constructors, which allocate;
 * the entries of ``harmless.HARMLESS``, each a plain value or a function of tensors.
 
 Everything else needs ``--trust``. A name is admitted only if the module file exists inside the
@@ -26,8 +26,9 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.jit import ScriptModule
 
-from bp_convert.pickles.code import covers, trusted_object
+from bp_convert.kinds import KINDS
 from bp_convert.pickles.harmless import HARMLESS
+from bp_convert.pickles.user_code import covers, trusted_object
 
 # Modules, and what lies below them, whose nn.Module classes are admitted.
 _HOMES = (
@@ -36,7 +37,6 @@ _HOMES = (
     "torchvision.models",
     "torchvision.ops",
     "torchvision.transforms",
-    "bp_convert.layers",
     "bp_convert.models",
 )
 # nn.Modules that carry code of their own in the file.
@@ -88,6 +88,11 @@ def _own_class(name: str) -> type | None:
     home, _, attribute = name.rpartition(".")
     if not all(part.isidentifier() for part in name.split(".")):
         return None
+    twins: dict[str, type] = {
+        f"{one.twin.__module__}.{one.twin.__qualname__}": one.twin for one in KINDS
+    }
+    if name in twins and name.startswith("bp_convert."):  # a user's own needs trust as any code
+        return twins[name]
     if not any(home == one or home.startswith(f"{one}.") for one in _HOMES):
         return None
     if not _is_file_of_package(home):

@@ -8,11 +8,13 @@ checkpoint, or of a model whose class is not at hand, can be had without running
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 from torch.serialization import add_safe_globals
+
+DEEPEST = 400  # a module is three levels: itself, its attributes, its sub-modules
 
 
 class Inert(list[Any]):
@@ -113,3 +115,30 @@ def _items(group: object) -> list[tuple[str, object]]:
     if not isinstance(group, Mapping):
         return []
     return [(key, value) for key, value in group.items() if isinstance(key, str)]
+
+
+def too_deep(content: object) -> bool:
+    """Tell whether dictionaries, lists and modules in ``content`` are nested too deep to walk."""
+    seen = {id(content)}
+    level = [content]
+    for _ in range(DEEPEST):
+        below = []
+        for thing in level:
+            for one in _parts(thing):
+                if id(one) not in seen:
+                    seen.add(id(one))
+                    below.append(one)
+        if not below:
+            return False
+        level = below
+    return True
+
+
+def _parts(thing: object) -> Iterable[object]:
+    if isinstance(thing, Inert):
+        return (thing.state,)
+    if isinstance(thing, Mapping):
+        return thing.values()
+    if isinstance(thing, list | tuple | set | frozenset):
+        return thing
+    return (vars(thing),) if isinstance(thing, nn.Module) else ()

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from bp_convert.pickles.admit import admit, is_weapon
-from bp_convert.pickles.code import MAIN, counts, covers, is_private
+from bp_convert.pickles.user_code import MAIN, counts, covers, is_private
 
 MOVE = "move it to the top level of a module that can be imported"
 _OTHERWISE = (

@@ -21,9 +21,9 @@ from bp_convert.planner.requests import LayerRequest, floors, reasons_of, reques
 from bp_convert.planner.samples import sample_inputs
 from bp_convert.planner.warm import Planned, maps_for, with_warmth
 from bp_convert.planner.worth import chosen, worth
-from bp_convert.search.choose import Found
-from bp_convert.search.options import Unit
+from bp_convert.search.selection import Allocation
 from bp_convert.search.spending import Spending
+from bp_convert.search.units import Unit
 from bp_convert.surgery import fingerprint
 from bp_convert.values.plan import AttrChange, LayerPlan, Plan
 from bp_convert.values.progress import Progress
@@ -105,7 +105,7 @@ class _Planning:
         self.given = given
         self.settings = settings
         self.spending = Spending(model, settings, examples, progress)
-        self.found: Found | None = None
+        self.found: Allocation | None = None
         self.progress = progress
         self.sites = walk(model)
         self.notes: list[str] = []
@@ -144,7 +144,7 @@ class _Planning:
         seen = self._observe(sample_inputs(self.model, self.settings, self.examples, self.given))
         reasons = reasons_of(self.model, self.sites, requests, seen, heads_too=True)
         free = [site for site in self.sites if site.name not in reasons]
-        units = self.spending.units(self.spending.wanted(free, floors(requests), seen))
+        units = self.spending.units(self.spending.free_layers(free, floors(requests), seen))
         return units, [(one, reasons[one.name]) for one in self.sites if one.name in reasons]
 
     # What the model says

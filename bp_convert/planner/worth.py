@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bp_convert.graph.walk import Site
-from bp_convert.kinds import Factors, Widths
-from bp_convert.kinds.speed import predict
+from bp_convert.kinds import Factors, Widths, predict
 from bp_convert.planner.requests import LayerRequest
 from bp_convert.values.settings import Settings
 
@@ -20,7 +19,7 @@ def chosen(
     """Judge what a target has chosen: no factors keep the layer, slow ones are remarked on."""
     if not factors:
         return "the target is met best with this layer as it is", []
-    speed = predict(site.kind.name, site.module, widths, factors, shapes)
+    speed = predict(site.kind, site.module, widths, factors, shapes)
     if speed is None or speed.ratio >= 1:
         return None, []
     return None, [_slower(speed.ratio)]
@@ -39,7 +38,7 @@ def worth(
     dense, small = kind.params(module, after), kind.params(module, after, factors)
     if small >= dense and not request.insists and not settings.convert_anyway:
         return f"would grow by {100 * (small / dense - 1):.0f} %", []
-    speed = predict(kind.name, module, after, factors, shapes)
+    speed = predict(kind, module, after, factors, shapes)
     if speed is None or speed.ratio >= MARGIN:
         return None, []
     slower = _slower(speed.ratio) if speed.ratio < 1 else "no faster than the dense layer"

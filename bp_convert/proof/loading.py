@@ -7,8 +7,7 @@ from typing import Any
 
 from bp_convert.errors import BpConvertError
 from bp_convert.files import is_converted, load_model, read_converted
-from bp_convert.files.bits import digests
-from bp_convert.files.reread import bits_of
+from bp_convert.files.reread import bits_of, digests
 from bp_convert.storage import restored
 
 

@@ -4,11 +4,11 @@ A layer of squared relative error e keeps ``1 - e`` of its signal's energy, and 
 is taken as the product over its layers, each to the power of its sensitivity. The objective is
 minus its logarithm. Where errors are small that is their weighted sum: they add up like independent
 noise (Zhou, Moosavi-Dezfooli, Cheung and Frossard, Adaptive Quantization for Deep Neural Network,
-AAAI 2018, section 3); a layer of which nothing is left costs all. With a price on each limited
-quantity every layer chooses for itself (Everett, 1963); prices are found by bisection, and what is
-left of a limit is then spent greedily. One limit on few layers is spent exactly. Where neither
-prices nor shifted weights find a choice that keeps all limits, an integer programme does, or says
-that there is none.
+AAAI 2018, section 3); a layer of which nothing is left costs all. With a price on what is limited
+every layer chooses for itself (Everett, 1963), but for as many layers as there are limits; a linear
+programme finds the prices, and what is left of a limit is then spent greedily. One limit on few
+layers is spent exactly. Where the linear programme's solution cannot be rounded to a choice that
+keeps all limits, an integer programme finds one, or says that there is none.
 """
 
 from __future__ import annotations
@@ -18,14 +18,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bp_convert.search.exact import KEPT, in_the_way, solve
+from bp_convert.search.exact import KEPT, in_the_way, relaxed, solve
 from bp_convert.search.knapsack import knapsack
-from bp_convert.search.options import COSTS, Unit
+from bp_convert.search.units import COSTS, Unit
 
 ERROR = "error"
-HALVINGS = 50
-CYCLES = 4  # rounds over the prices where several limits hold at once
-ROUNDS = 300  # of shifting weights between limits that pull against each other
 MOVES = 2000
 FULL = 0.998  # share of a limit above which two options at once are not tried
 PAIRS = 12  # exchanges of two options
@@ -90,9 +87,10 @@ def allocate(
         raise _out_of_reach(tables, bounds, names, int(beyond[0]), exact=exact)
     if not names or not tables:
         return [int(table.objective.argmin()) for table in tables]
-    choice = _priced(tables, bounds) or _least(tables, bounds)
-    if choice is None and exact and len(names) > 1:
-        choice = _exactly(tables, bounds)
+    parts = [one.objective for one in tables], [one.limited for one in tables], bounds
+    choice = relaxed(*parts)
+    if choice is None and (exact or len(names) == 1):
+        choice = solve(*parts)
     if choice is None:
         raise _out_of_reach(tables, bounds, names, 0, exact=exact)
     choice = _spend(tables, choice, bounds)
@@ -142,10 +140,6 @@ def _table(unit: Unit, objective: str, names: Sequence[str]) -> _Table:
     )
 
 
-def _pick(tables: Sequence[_Table], prices: np.ndarray) -> list[int]:
-    return [int((one.objective + one.limited @ prices).argmin()) for one in tables]
-
-
 def _sums(tables: Sequence[_Table], choice: Sequence[int]) -> np.ndarray:
     found: np.ndarray = np.sum(
         [one.limited[at] for one, at in zip(tables, choice, strict=True)], axis=0
@@ -161,47 +155,6 @@ def _kept(tables: Sequence[_Table], choice: Sequence[int], bounds: np.ndarray) -
     return bool((_sums(tables, choice) <= bounds + KEPT * np.abs(bounds)).all())
 
 
-def _priced(tables: Sequence[_Table], bounds: np.ndarray) -> list[int] | None:
-    """Raise prices, one after the other, until every limit is kept; None where none keep all."""
-    prices = np.zeros(len(bounds))
-    top = max(float(one.objective.max()) for one in tables) or 1.0
-    for _ in range(CYCLES if len(bounds) > 1 else 1):
-        for column, bound in enumerate(bounds):
-            unit = top / max(bound, 1e-12)  # so that a price of 1 weighs the whole limit
-            low, high = -46.0, 46.0  # logarithms
-            prices[column] = 0.0
-            if _sums(tables, _pick(tables, prices))[column] <= bound:
-                continue
-            for _ in range(HALVINGS):
-                middle = (low + high) / 2
-                prices[column] = unit * np.exp(middle)
-                if _sums(tables, _pick(tables, prices))[column] <= bound:
-                    high = middle
-                else:
-                    low = middle
-            prices[column] = unit * np.exp(high)
-    choice = _pick(tables, prices)
-    return choice if _kept(tables, choice, bounds) else None
-
-
-def _least(tables: Sequence[_Table], bounds: np.ndarray) -> list[int] | None:
-    """Return a choice that keeps all limits, whatever the objective, or None.
-
-    Weights shift towards the limits that are broken most (multiplicative weights: Arora, Hazan
-    and Kale, 2012), since limits may pull against each other, such as an error and a cost.
-    """
-    pull = np.zeros(len(bounds))  # logarithms of weights
-    shares = [one.limited / _scale(bounds) for one in tables]
-    for step in range(1, ROUNDS + 1):
-        weights = np.exp(pull - pull.max())
-        choice = [int((one @ weights).argmin()) for one in shares]
-        if _kept(tables, choice, bounds):
-            return choice
-        ratios = _sums(tables, choice) / _scale(bounds)
-        pull += (ratios - ratios.mean()) / step**0.5
-    return None
-
-
 def _out_of_reach(
     tables: Sequence[_Table], bounds: np.ndarray, names: Sequence[str], first: int, *, exact: bool
 ) -> OutOfReachError:
@@ -211,10 +164,6 @@ def _out_of_reach(
     else:
         column, least = first, float(sum(one[:, first].min() for one in limited))
     return OutOfReachError(names[column], least)
-
-
-def _exactly(tables: Sequence[_Table], bounds: np.ndarray) -> list[int] | None:
-    return solve([one.objective for one in tables], [one.limited for one in tables], bounds)
 
 
 def _spend(tables: Sequence[_Table], choice: list[int], bounds: np.ndarray) -> list[int]:

@@ -8,8 +8,8 @@ from torch import nn
 
 from bp_convert.graph.walk import Site
 from bp_convert.kinds import Factors, Spread
-from bp_convert.search.choose import Budget
-from bp_convert.search.options import Wanted
+from bp_convert.search.selection import Budget
+from bp_convert.search.units import FreeLayer
 
 # Bytes of a file that are no numbers, from the files of a dozen models, on the safe side:
 HEAD = 3300  # its form and its settings,
@@ -21,7 +21,7 @@ MATRIX = 200  # and of each of its matrices the factors
 
 def budget_for(
     model: nn.Module,
-    wanted: Sequence[Wanted],
+    layers: Sequence[FreeLayer],
     decided: Mapping[str, tuple[Site, Factors]],
     macs: int | None,
 ) -> Budget:
@@ -36,17 +36,16 @@ def budget_for(
     params = sum(p.numel() for p in model.parameters())
     each = next((p.element_size() for p in model.parameters() if p.is_floating_point()), 4)
     fixed = float(params)
-    rows = 0  # padding rows of embeddings, which the twin keeps beside its factors
+    rows = 0  # numbers that twins keep beside their parameters
     left = float(macs or 0)
-    for one in wanted:
+    for one in layers:
         kind, module = one.site.kind, one.site.module
         factors = one.any_factors()
         # The twin's biases stand in place of the layer.
         fixed += kind.params(module, one.widths, factors) - _weights(one.site, factors)
         fixed -= kind.params(module, one.widths)
         left -= one.dense_macs
-        if getattr(module, "padding_idx", None) is not None:
-            rows += one.widths[1]
+        rows += kind.buffers(module, one.widths)
     for site, factors in decided.values():
         widths = site.kind.widths(site.module)
         fixed += site.kind.params(site.module, widths, factors)

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor, nn
 
-from bp_convert.calibration.gather import Moments, gather, order_of
+from bp_convert.calibration.gatherer import Moments, gather, order_of
 from bp_convert.calibration.moments import Moment
 from bp_convert.calibration.tap import Batches
 from bp_convert.errors import PlanError
 from bp_convert.graph.clone import clone
 from bp_convert.graph.walk import Site
-from bp_convert.kron.fit import low_rank
+from bp_convert.kron.als import low_rank
 from bp_convert.kron.nearest import check_finite
 from bp_convert.search import cache
 from bp_convert.search.curves import Curve, curves_of
-from bp_convert.search.options import Unit, Wanted, make_unit
 from bp_convert.search.sensitivity import Trials
+from bp_convert.search.units import FreeLayer, Unit, make_unit
 from bp_convert.values.progress import Progress
 from bp_convert.values.settings import Method
 
@@ -61,7 +61,7 @@ def _fits(curve: Curve, site: Site) -> bool:
 
 
 class Candidates:
-    """Finds the options of each role of each wanted layer.
+    """Finds the options of each role of each free layer.
 
     Only one layer's decompositions are held at a time; what stays of a layer are a few curves.
 
@@ -74,14 +74,14 @@ class Candidates:
     def __init__(
         self,
         model: nn.Module,
-        wanted: Sequence[Wanted],
+        layers: Sequence[FreeLayer],
         method: Method,
         batches: Batches = (),
         digest: str = "",
         progress: Progress = lambda *_: None,
     ) -> None:
         self.model = model
-        self.wanted = wanted
+        self.layers = layers
         self.method = method
         self.by_data = method.endswith("-data")
         self.batches = batches
@@ -93,27 +93,27 @@ class Candidates:
         self._whole = cache.key_of(held, "model")
 
     def units(self) -> list[Unit]:
-        """Return every role of every wanted layer with its options, in the model's order.
+        """Return every role of every free layer with its options, in the model's order.
 
         Raises:
             DataError: the model does not run on the calibration data.
             FactorError: weights that are not finite.
         """
         units = []
-        for number, wanted in enumerate(self.wanted):
-            site = wanted.site
-            self.progress(f"candidates of {site.name}", number, len(self.wanted))
+        for number, layer in enumerate(self.layers):
+            site = layer.site
+            self.progress(f"candidates of {site.name}", number, len(self.layers))
             matrices = site.kind.computed(site.module)
             for role, ones in matrices.items():
                 for one in ones:
                     check_finite(one, f"{site.name} ({site.kind.name})")
-                curves, sensitivity = self._curves(wanted, role, ones)
+                curves, sensitivity = self._curves(layer, role, ones)
                 if self.by_data:
                     curves = [one for one in map(handicapped, curves) if _fits(one, site)]
                 shape = (ones[0].shape[0], ones[0].shape[1])
                 units.append(
                     make_unit(
-                        wanted,
+                        layer,
                         role,
                         shape,
                         len(ones),
@@ -125,10 +125,10 @@ class Candidates:
         return units
 
     def _curves(
-        self, wanted: Wanted, role: str, matrices: list[Tensor]
+        self, layer: FreeLayer, role: str, matrices: list[Tensor]
     ) -> tuple[list[Curve], float]:
-        site = wanted.site
-        choices = site.kind.choices(site.module, wanted.widths)[role]
+        site = layer.site
+        choices = site.kind.choices(site.module, layer.widths)[role]
         kernel = "x".join(map(str, choices.kernel))
         words = [self.method.removesuffix("-data"), site.kind.name, role, kernel]
         if self.by_data:  # a layer's metric hangs on the whole model and on the data
@@ -138,7 +138,7 @@ class Candidates:
         held = cache.read(key)
         if held is not None:
             return held
-        moments = self._moments(wanted, role, len(matrices))
+        moments = self._moments(layer, role, len(matrices))
         svd = self.method.startswith("svd") or (moments is not None and site.kind.lookup)
         sensitivity = 1.0
         if moments is None:
@@ -153,16 +153,16 @@ class Candidates:
         cache.write(key, curves, sensitivity)
         return curves, sensitivity
 
-    def _moments(self, wanted: Wanted, role: str, matrices: int) -> list[Moment] | None:
+    def _moments(self, layer: FreeLayer, role: str, matrices: int) -> list[Moment] | None:
         """Return the moment of each matrix, or None where the weights alone decide."""
         if not self.by_data:
             return None
         if self._gathered is None:
             copy = clone(self.model, apart=True)
-            sites = [one.site for one in self.wanted]
+            sites = [one.site for one in self.layers]
             order = order_of(copy, sites, self.batches)
             self._gathered = gather(copy, sites, self.batches, order, self.progress)
-        found = self._gathered.get((wanted.site.name, role))
+        found = self._gathered.get((layer.site.name, role))
         if found is None or not found[0].count:
             return None
         return [found[index * len(found) // matrices] for index in range(matrices)]

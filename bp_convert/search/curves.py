@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bp_convert.kinds.base import Choices
-from bp_convert.kron.columns import Columns
+from bp_convert.kinds import Choices
+from bp_convert.kron.als import affordable, apart, fit_in_metric, low_rank
+from bp_convert.kron.column_order import Columns
 from bp_convert.kron.compute import to_compute
-from bp_convert.kron.fit import affordable, apart, fit_in_metric, low_rank
 from bp_convert.kron.metric import Metric, Plain
 from bp_convert.kron.spectrum import squared_errors, whitened
 from bp_convert.values.factors import FactorSpec, Pair

@@ -1,7 +1,9 @@
-"""The choice over limits as an integer programme: exact, where quicker ways find nothing.
+"""The choice over limits as a programme: relaxed and rounded, or exact where that finds nothing.
 
-One option of each unit, the least objective, within all limits; solved by branch and bound
-(HiGHS: Huangfu and Hall, Mathematical Programming Computation, 2018; through scipy).
+One option of each unit, the least objective, within all limits. Without whole numbers it is a
+linear programme, at whose solution no more units than there are limits take part of several
+options; with them it is solved by branch and bound (HiGHS: Huangfu and Hall, Mathematical
+Programming Computation, 2018; through scipy).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 
 import numpy as np
 
@@ -21,6 +24,9 @@ GAP = 1e-3  # relative, within which an objective is good enough
 SCALE = 1e3  # of a limit in the programme: HiGHS takes it as kept within 1e-6
 TIMED_OUT = 1  # milp's status
 AGAIN = 20  # solutions that keep a limit in HiGHS's eyes only, after which it is given up
+TIGHTER = 10  # times that limits are drawn in, where the rounded choice goes beyond them
+SOME = 1e-7  # of a unit, what an option has at least to count as taken
+MOST = 512  # ways of rounding that are tried
 
 
 def solve(
@@ -54,24 +60,65 @@ def solve(
         at[_front(np.column_stack([one[at], takes[at]]))]
         for one, takes, at in zip(objectives, limited, places, strict=True)
     ]
+    left = _Left(objectives, limited, places)
     banned: list[np.ndarray] = []
     for _ in range(AGAIN):
-        found = _programme(
-            [one[at] for one, at in zip(objectives, places, strict=True)],
-            [takes[at] for takes, at in zip(limited, places, strict=True)],
-            bounds,
-            banned,
-            gap,
-            seconds,
-        )
-        if found is None:
+        shares = _programme(left, bounds, banned, gap, seconds)
+        if shares is None:
             return None
-        choice = [int(at[one]) for at, one in zip(places, found, strict=True)]
-        sums = np.sum([takes[at] for takes, at in zip(limited, choice, strict=True)], axis=0)
-        if (sums <= bounds + slack).all():
-            return choice
+        found = np.array([int(one.argmax()) for one in shares])
+        if (left.sums(found) <= bounds + slack).all():
+            return left.choice(found)
         banned.append(found)
     raise _undecided(f"{AGAIN} choices that keep the targets but for rounding, and no other")
+
+
+def relaxed(
+    objectives: Sequence[np.ndarray], limited: Sequence[np.ndarray], bounds: np.ndarray
+) -> list[int] | None:
+    """Return a choice near the least objective, quickly: units that the linear programme leaves
+    between options take those that fit together best. None where no rounding keeps all limits.
+
+    Args: as ``solve``.
+    """
+    slack = KEPT * np.abs(bounds)
+    held = bounds.astype(np.float64)
+    for step in range(TIGHTER):
+        places = _possible(limited, held + slack)
+        if places is None:
+            return None
+        left = _Left(objectives, limited, places)
+        shares = _programme(left, held)
+        if shares is None:
+            return None
+        found, over = _rounded(left, shares, bounds)
+        if (over <= slack).all():
+            return left.choice(found)
+        held = held - 2.0**step * np.maximum(over, 0)
+    return None
+
+
+def _rounded(
+    left: _Left, shares: Sequence[np.ndarray], bounds: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return whole options for shares of options, and how far they go beyond each limit: the
+    least objective within the limits, or what goes the least beyond them."""
+    found = np.array([int(one.argmax()) for one in shares])
+    taken = [np.flatnonzero(one > SOME) for one in shares]
+    split = [unit for unit, at in enumerate(taken) if len(at) > 1]
+    scale = np.maximum(np.abs(bounds), 1e-300)
+    best: tuple[float, float] | None = None
+    for _, options in zip(range(MOST), product(*(taken[unit] for unit in split)), strict=False):
+        tried = found.copy()
+        tried[split] = options
+        beyond = float(((left.sums(tried) - bounds) / scale).max())
+        value = sum(
+            float(left.objectives[unit][at]) for unit, at in zip(split, options, strict=True)
+        )
+        rank = (max(0.0, beyond - KEPT), value)
+        if best is None or rank < best:
+            best, chosen = rank, tried
+    return chosen, left.sums(chosen) - bounds
 
 
 def in_the_way(limited: Sequence[np.ndarray], bounds: np.ndarray, first: int) -> tuple[int, float]:
@@ -141,15 +188,45 @@ def _front(table: np.ndarray) -> np.ndarray:
     return np.sort(order[kept])
 
 
+class _Left:
+    """The options that are left of each unit, and where they stand among all."""
+
+    def __init__(
+        self,
+        objectives: Sequence[np.ndarray],
+        limited: Sequence[np.ndarray],
+        places: Sequence[np.ndarray],
+    ) -> None:
+        self.objectives = [one[at] for one, at in zip(objectives, places, strict=True)]
+        self.limited = [takes[at] for takes, at in zip(limited, places, strict=True)]
+        self.places = places
+
+    def sums(self, found: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Return what a choice takes of each limit."""
+        total: np.ndarray = np.sum(
+            [takes[at] for takes, at in zip(self.limited, found, strict=True)], axis=0
+        )
+        return total
+
+    def choice(self, found: Sequence[int] | np.ndarray) -> list[int]:
+        """Return a choice of what is left as one among all options."""
+        return [int(at[one]) for at, one in zip(self.places, found, strict=True)]
+
+
 def _programme(
-    objectives: Sequence[np.ndarray],
-    limited: Sequence[np.ndarray],
+    left: _Left,
     bounds: np.ndarray,
-    banned: Sequence[np.ndarray],
-    gap: float,
-    seconds: float,
-) -> np.ndarray | None:
-    """Solve it as HiGHS sees it; ``banned`` choices are not to come back."""
+    banned: Sequence[np.ndarray] = (),
+    gap: float | None = None,
+    seconds: float = SECONDS,
+) -> list[np.ndarray] | None:
+    """Solve it as HiGHS sees it; return the share of each option, by unit.
+
+    Args:
+        banned: choices that are not to come back.
+        gap: of whole numbers; None leaves them out.
+    """
+    objectives, limited = left.objectives, left.limited
     # Half a second to import, and seldom needed.
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_matrix
@@ -178,15 +255,15 @@ def _programme(
         result = milp(
             objective / top if top > 0 else objective,
             constraints=constraints,
-            integrality=np.ones(count),
+            integrality=np.full(count, int(gap is not None)),
             bounds=Bounds(0, 1),
-            options={"mip_rel_gap": gap, "time_limit": seconds},
+            options={"mip_rel_gap": gap or 0.0, "time_limit": seconds},
         )
     if result.x is None:
         if result.status == TIMED_OUT:
             raise _undecided(f"no choice that keeps all of them in {seconds:g} seconds")
         return None
-    return np.array([int(one.argmax()) for one in np.split(result.x, starts[1:-1])])
+    return list(np.split(result.x, starts[1:-1]))
 
 
 def _undecided(found: str) -> PlanError:

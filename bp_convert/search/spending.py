@@ -15,8 +15,8 @@ from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Ask
 from bp_convert.search.budget import budget_for
 from bp_convert.search.candidates import Candidates, settled
-from bp_convert.search.choose import Budget, Found, choose
-from bp_convert.search.options import Unit, Wanted, kept
+from bp_convert.search.selection import Allocation, Budget, choose
+from bp_convert.search.units import FreeLayer, Unit, kept
 from bp_convert.values.plan import largest
 from bp_convert.values.progress import Progress
 from bp_convert.values.settings import Settings
@@ -43,7 +43,7 @@ class Spending:
         asks: Mapping[str, Ask],
         floors: Mapping[str, float],
         seen: Observation | None,
-    ) -> Found:
+    ) -> Allocation:
         """Return the factors that keep the targets.
 
         Args:
@@ -63,18 +63,20 @@ class Spending:
             for site in sites
             if site.name in asks
         }
-        wanted = self.wanted([one for one in sites if one.name not in decided], floors, seen)
-        units = self.units(wanted)
-        self.progress("choosing", len(wanted), len(wanted))
-        budget = budget_for(self.model, wanted, decided, seen.total_macs if seen else None)
+        layers = self.free_layers([one for one in sites if one.name not in decided], floors, seen)
+        units = self.units(layers)
+        self.progress("choosing", len(layers), len(layers))
+        budget = budget_for(self.model, layers, decided, seen.total_macs if seen else None)
         asked = self.settings
         rules = any(one.keep or one.floor or one.insists for one in asked.layers)
         held = largest(others_of(self.model, walk(self.model)), int(budget.before["params"]))
         narrowed = bool(asked.include or asked.exclude or rules)
         budget = replace(budget, held=held, narrowed=narrowed)
-        return self._chosen(units, wanted, budget)
+        return self._chosen(units, layers, budget)
 
-    def _chosen(self, units: Sequence[Unit], wanted: Sequence[Wanted], budget: Budget) -> Found:
+    def _chosen(
+        self, units: Sequence[Unit], layers: Sequence[FreeLayer], budget: Budget
+    ) -> Allocation:
         """Choose, and choose again with less where multiply-adds come out higher than each role's
         own count has it: which way an LSTM runs hangs on all of its roles."""
         guarded = not self.settings.convert_anyway
@@ -94,16 +96,16 @@ class Spending:
                 held, whole = budget, True
                 units = [unit if unit.alone else kept(unit) for unit in units]
                 continue
-            over = max((self._macs(found, wanted, budget) - one for one in limits), default=0.0)
+            over = max((self._macs(found, layers, budget) - one for one in limits), default=0.0)
             if over <= 0:
                 return found
             more = held.fixed["macs"] + max(over, 1e-3 * budget.before["macs"])
             held = replace(held, fixed={**held.fixed, "macs": more})
 
-    def _macs(self, found: Found, wanted: Sequence[Wanted], budget: Budget) -> float:
+    def _macs(self, found: Allocation, layers: Sequence[FreeLayer], budget: Budget) -> float:
         """Count the model's multiply-adds with the factors that were found."""
         total = budget.fixed["macs"]
-        for one in wanted:
+        for one in layers:
             kind, module = one.site.kind, one.site.module
             factors = found.factors.get(one.site.name)
             if factors is None:
@@ -112,16 +114,16 @@ class Spending:
                 total += kind.macs(module, one.widths, factors, one.shapes[0])
         return total
 
-    def wanted(
+    def free_layers(
         self, sites: Sequence[Site], floors: Mapping[str, float], seen: Observation | None
-    ) -> list[Wanted]:
+    ) -> list[FreeLayer]:
         """Return layers as what a budget is spent on."""
         found = []
         for site in sites:
             calls = seen.calls(site.names) if seen else []
             many = [site.kind.batched(site.module, shape, MANY) for shape in calls]
             found.append(
-                Wanted(
+                FreeLayer(
                     site=site,
                     widths=site.kind.widths(site.module),
                     shapes=(calls, many),
@@ -131,12 +133,12 @@ class Spending:
             )
         return found
 
-    def units(self, wanted: Sequence[Wanted]) -> list[Unit]:
+    def units(self, layers: Sequence[FreeLayer]) -> list[Unit]:
         """Return what each of these layers could become."""
         method = settled(self.settings.method, data=self.examples is not None)
         batches = self.examples.batches if self.examples is not None else ()
         digest = self.examples.digest if self.examples is not None else ""
-        return Candidates(self.model, wanted, method, batches, digest, self.progress).units()
+        return Candidates(self.model, layers, method, batches, digest, self.progress).units()
 
     @property
     def calibration(self) -> str:

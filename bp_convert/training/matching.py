@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.graph.tree import tensors_in
-from bp_convert.layers import TWINS
+from bp_convert.kinds import is_twin
 
 
 class LayerPairs:
@@ -27,7 +27,7 @@ class LayerPairs:
         mine = {
             name: module
             for name, module in student.named_modules()
-            if isinstance(module, TWINS) and name in theirs
+            if is_twin(module) and name in theirs
         }
         self.names = tuple(mine)
         self.skipped: set[str] = set()

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from bp_convert.errors import TrainingError
-from bp_convert.layers import TWINS
+from bp_convert.kinds import is_twin
 from bp_convert.values.training import Training
 
 SCHEDULES = ("constant", "cosine", "linear", "step")
@@ -28,7 +28,7 @@ def parameter_groups(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     factors = {
         id(parameter)
         for module in model.modules()
-        if isinstance(module, TWINS)
+        if is_twin(module)
         for name, parameter in module.named_parameters(recurse=False)
         if not name.startswith("bias")
     }

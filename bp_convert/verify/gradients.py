@@ -10,7 +10,7 @@ from torch import nn
 
 from bp_convert.errors import VerificationError
 from bp_convert.graph.tree import tensors_in
-from bp_convert.layers import TWINS
+from bp_convert.kinds import is_twin
 from bp_convert.verify.pair import Pair, failed
 from bp_convert.verify.way import Way
 
@@ -48,7 +48,7 @@ def check_gradients(
     frozen = [name for name in made if not named[name].requires_grad]
     if frozen:
         notes.append(f"{len(frozen)} new parameters are frozen, as in the source")
-    twins = {name for name, one in pair.twin.named_modules() if isinstance(one, TWINS)}
+    twins = {name for name, one in pair.twin.named_modules() if is_twin(one)}
     asked = [name for name in made if name not in frozen and _has_gradient(name, twins, old)]
     if any(name not in new for name in asked):
         # What the graph leads to may get none but zeros, as behind a second derivative.

@@ -12,7 +12,7 @@ from torch import nn
 from bp_convert.errors import TraceError, VerificationError
 from bp_convert.graph.clone import clone
 from bp_convert.graph.running import same_draws
-from bp_convert.layers import TWINS
+from bp_convert.kinds import is_twin
 from bp_convert.torch_private import DropoutBase
 from bp_convert.values.plan import Plan
 from bp_convert.verify.compare import Difference, difference
@@ -122,7 +122,7 @@ def differs(pair: Pair, way: Way, found: Difference) -> VerificationError:
 
 
 def _advice(name: str, module: nn.Module) -> str:
-    if isinstance(module, TWINS):
+    if is_twin(module):
         return f"keep this layer with --exclude '{name}', and please report this model"
     pattern = f"{name}.*" if name else "*"
     return (

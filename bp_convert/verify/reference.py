@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bp_convert.graph.clone import clone
 from bp_convert.graph.reshape import cast
-from bp_convert.layers import TWINS
+from bp_convert.kinds import is_twin
 from bp_convert.values.plan import Plan
 
 
@@ -35,7 +35,7 @@ class Reference:
         self.dense: dict[str, Tensor] = {}  # parameters here that stand for factors
         if any(one.before != one.after for one in plan.resizes) or _widened(plan):
             swaps: dict[nn.Module, nn.Module] = {
-                one: one.to_dense() for one in converted.modules() if isinstance(one, TWINS)
+                one: one.to_dense() for one in converted.modules() if is_twin(one)
             }
             self.model = clone(converted, swaps, apart=True)
         else:

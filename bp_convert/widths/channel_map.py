@@ -120,7 +120,7 @@ class _Comparison:
             if layer is None or uncalled or getattr(site.module, "groups", 1) != 1:
                 continue
             followers.pop(name, None)
-            axis = None if site.kind.name == "Embedding" else channel_axis(site.module) or -1
+            axis = site.kind.channel_axis(site.module)
             watches.append(_Watch(name, axis, True, site, layer))
         for name in followers:
             module = self.model.get_submodule(name)

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from bp_convert.graph.running import Args, Kwargs
 from bp_convert.graph.tree import map_tensors
-from bp_convert.kron.conv_layout import out_sizes
-from bp_convert.torch_private import ConvBase
+from bp_convert.kinds import relative_of
 
 FINGERPRINT = 12  # random projections that stand for a column
 NEIGHBOURS = 8  # candidates tried on either side of the nearest first projection
@@ -79,14 +78,5 @@ def empty_output(module: nn.Module, args: Args, kwargs: Kwargs) -> Tensor | None
     if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
         return None
     x = args[0]
-    if isinstance(module, nn.Linear):
-        return x.new_empty(*x.shape[:-1], module.out_features)
-    if isinstance(module, nn.Embedding):
-        return module.weight.new_empty(*x.shape, module.embedding_dim)
-    if isinstance(module, ConvBase) and not module.transposed:
-        axes = len(module.kernel_size)
-        size = out_sizes(
-            x.shape[-axes:], module.kernel_size, module.stride, module.padding, module.dilation
-        )
-        return x.new_empty(*x.shape[: -axes - 1], module.out_channels, *size)
-    return None
+    kind = relative_of(module)
+    return kind.empty_output(module, x) if kind and isinstance(module, kind.dense) else None

@@ -9,11 +9,11 @@ import sympy
 from torch import nn
 
 from bp_convert.kinds import Kind
+from bp_convert.kinds.shapes import Attr
 from bp_convert.values.plan import AttrChange, Resize
 from bp_convert.widths.analysis import Analysis
 from bp_convert.widths.new_sizes import NewSizes
 from bp_convert.widths.symbols import expr_of
-from bp_convert.widths.width_forms import Attr
 from bp_convert.widths.width_plan import Size, TargetWidth, WidthPlan
 
 _INPUTS = ("in_features", "in_channels", "input_size")

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from bp_convert.graph.clone import all_tensors, clone
-from bp_convert.graph.fake import Dim, stub_recurrent
+from bp_convert.graph.fake import stub
 from bp_convert.graph.fake_run import owner_at, set_attributes, watch
 from bp_convert.graph.origin import Origin
+from bp_convert.kinds.shapes import Attr, Dim, Form, Sizes
 from bp_convert.torch_private import buffers_of, parameters_of
 from bp_convert.widths.symbolic_mode import SymbolicMode
 from bp_convert.widths.symbols import Equality, SizeEnv, expr_of
-from bp_convert.widths.width_forms import Attr, Form, Sizes, form_of
+from bp_convert.widths.width_forms import form_of
 from bp_convert.widths.width_plan import Size
 
 _HEAD = re.compile(
@@ -169,7 +170,7 @@ class SymbolicCopy:
         held.fake = self.module.get_submodule(held.name)
         self.held[held.name] = held
         set_attributes(held.fake, held.sizes.attrs)
-        stub_recurrent(held.fake)
+        stub(held.fake)
 
     def enter(self, name: str, given: Tensor | None) -> None:
         """Note that a module is called, and read the widths of its input off its first input."""
@@ -239,7 +240,7 @@ def _widths(model: nn.Module) -> frozenset[int]:
     for module in model.modules():
         form = form_of(module)
         if form is not None:
-            sizes = form.sizes(form.own, [width for _, width in form.inputs])
+            sizes = form.told()
             found.update(d for key in sizes.attrs for d in _ints(sizes.attrs[key]))
     return frozenset(d for d in found if d >= _LEAST)
 

@@ -18,10 +18,10 @@ from bp_convert.errors import PlanError
 from bp_convert.graph.fake_run import FakeRun, ForwardError, Shapes
 from bp_convert.graph.running import Args, Kwargs
 from bp_convert.kinds import Kind
+from bp_convert.kinds.shapes import Attr
 from bp_convert.widths.analysis import Analysis, analyse, sites_of, with_training
 from bp_convert.widths.plan_writer import PlanWriter, join, unchanged
 from bp_convert.widths.symbols import expr_of
-from bp_convert.widths.width_forms import Attr
 from bp_convert.widths.width_plan import WidthPlan
 
 _TRIES = 16  # runs at new sizes that may be spent on finding what does not widen

@@ -328,7 +328,7 @@ def test_trusting_a_script_does_not_let_the_file_call_its_functions(tmp_path: Pa
         "torchvision.io.video_reader.VideoReader",
         "torchvision.models...os.system",
         "torchvision.models/../../os.system",
-        "bp_convert.pickles.code.run_file",
+        "bp_convert.pickles.user_code.run_file",
         "bp_convert.layers.linear.BPLinear.from_dense",
         "bp_convert_evil.Net",
         "torchvision_evil.models.Net",

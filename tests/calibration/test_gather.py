@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bp_convert.calibration.gather import gather, order_of
+from bp_convert.calibration.gatherer import gather, order_of
 from bp_convert.calibration.moments import FAINT, SCARCE, Moment, ridge
 from bp_convert.errors import DataError
 from bp_convert.graph.walk import walk
-from bp_convert.kinds.recurrent import lstm_weights
+from bp_convert.kinds.lstm_passes import lstm_weights
 from bp_convert.kron.metric import RIDGE, Diagonal, Full
 from tests.tiny_models import TINY, Attention, Chain, Residual, Shared, Sides
 from tests.tolerances import assert_near
@@ -213,7 +213,7 @@ def test_every_topology_is_gathered_twice_alike(name: str) -> None:
 
 
 def test_many_rows_are_thinned_out_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bp_convert.calibration import gather as module
+    from bp_convert.calibration import gatherer as module
 
     monkeypatch.setattr(module, "rows_wanted", lambda columns: 200)
     batches = _batches(10, 10, 10, 2, shape=(50, 6))

@@ -11,8 +11,8 @@ from torch import Tensor
 from bp_convert.calibration import moments
 from bp_convert.calibration.moments import Moment
 from bp_convert.errors import DataError
-from bp_convert.kron.columns import Columns
-from bp_convert.kron.fit import fit_in_metric
+from bp_convert.kron.als import fit_in_metric
+from bp_convert.kron.column_order import Columns
 from bp_convert.kron.metric import RIDGE, Diagonal, Full, Product
 from bp_convert.values.factors import FactorSpec
 from tests.tolerances import assert_near

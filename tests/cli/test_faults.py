@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner, Result
 
 import bp_convert.cli.data
-import bp_convert.kinds.linear
+import bp_convert.kinds.linear_kind
 import bp_convert.pipeline
 import bp_convert.proof.result
 import bp_convert.render.documents
@@ -84,13 +84,13 @@ def test_the_stage_is_named(stage: str, mlp: Path, monkeypatch: pytest.MonkeyPat
     ("files", "stage"),
     [
         (("cli/app", "pipeline", "planner/planning", "counting", "surgery"), "planning"),
-        (("cli/app", "pipeline", "surgery", "kinds/linear", "kron/nearest"), "converting"),
+        (("cli/app", "pipeline", "surgery", "kinds/linear_kind", "kron/nearest"), "converting"),
         (("cli/app", "pipeline", "fitting/sequence", "calibration/tap"), "fitting"),
         (("cli/app", "pipeline", "verify", "graph/observe"), "verifying"),
         (("cli/app", "pipeline", "costs"), "timing"),
         (("batch/job", "pipeline", "storage", "files/converted"), "writing"),
         (("batch/job", "training/finetuning", "data/factory"), "training"),
-        (("pipeline", "files/load", "files/state"), "reading the model"),
+        (("pipeline", "files/read_model", "files/state"), "reading the model"),
         (("pipeline", "elsewhere"), "until then"),
     ],
 )
@@ -108,14 +108,14 @@ def test_rooms_stand_for_stages(files: tuple[str, ...], stage: str) -> None:
 
 
 def test_the_layer_in_work_is_named(mlp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill = bp_convert.kinds.linear.LinearKind.fill
+    fill = bp_convert.kinds.linear_kind.LinearKind.fill
 
     def fails_late(self: Any, module: Any, twin: Any, spread: Any) -> float:
         if module.out_features == 10:
             raise RuntimeError("no such weight")
         return fill(self, module, twin, spread)
 
-    monkeypatch.setattr(bp_convert.kinds.linear.LinearKind, "fill", fails_late)
+    monkeypatch.setattr(bp_convert.kinds.linear_kind.LinearKind, "fill", fails_late)
     done = run(mlp, "--rank", 2, "--convert-anyway", "--convert-head")
     assert done.stderr.startswith("bp-convert: converting, layer 2 (Linear)\n")
     (report,) = Path().glob("bp-convert-fault-*.txt")

@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bp_convert.kinds import Spread
-from bp_convert.kinds.base import Choices
-from bp_convert.kinds.rows import Pick
-from bp_convert.kron.columns import Columns
-from bp_convert.kron.fit import fit_in_metric, natural
+from bp_convert.kinds import Choices, Spread
+from bp_convert.kinds.pick import Pick
+from bp_convert.kron.als import fit_in_metric, natural
+from bp_convert.kron.column_order import Columns
 from bp_convert.kron.metric import Plain
 from bp_convert.values.factors import FactorSpec
 from tests.contract.cases import CASES, Case, kind, output

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from bp_convert.errors import CheckpointError
 from bp_convert.files import fill, load_model, read_converted, save_converted
-from bp_convert.files.bits import digests
-from bp_convert.files.tensors import whole_state
+from bp_convert.files.entries import whole_state
+from bp_convert.files.reread import digests
 
 
 class Keeps(nn.Module):

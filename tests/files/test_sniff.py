@@ -19,7 +19,7 @@ from torch import nn
 
 from bp_convert.errors import CheckpointError
 from bp_convert.files import load_model
-from bp_convert.files.sniff import Kind, kind_of
+from bp_convert.files.sniff import FileKind, file_kind
 
 
 def _truncated(path: Path) -> None:
@@ -123,7 +123,7 @@ def test_real_torchscript(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")  # newer versions of torch call it deprecated
         torch.jit.save(torch.jit.script(nn.Linear(2, 2)), path)
     with pytest.raises(CheckpointError, match="TorchScript"):
-        kind_of(path)
+        file_kind(path)
 
 
 def test_an_absent_file_names_its_neighbours(tmp_path: Path) -> None:
@@ -155,6 +155,6 @@ def test_the_readable_kinds(tmp_path: Path) -> None:
     torch.save(state, tmp_path / "new.pt")
     torch.save(state, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     save_file(state, tmp_path / "safe.bin")  # told by its bytes, not by its name
-    assert kind_of(tmp_path / "new.pt") is Kind.TORCH
-    assert kind_of(tmp_path / "old.pt") is Kind.LEGACY
-    assert kind_of(tmp_path / "safe.bin") is Kind.SAFETENSORS
+    assert file_kind(tmp_path / "new.pt") is FileKind.TORCH
+    assert file_kind(tmp_path / "old.pt") is FileKind.LEGACY
+    assert file_kind(tmp_path / "safe.bin") is FileKind.SAFETENSORS

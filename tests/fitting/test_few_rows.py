@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import bp_convert
-from bp_convert.calibration.gather import Gatherer, Moments, Order, centred_sites
+from bp_convert.calibration.gatherer import Gatherer, Moments, Order, centred_sites
 from bp_convert.errors import DataError
 from bp_convert.fitting.sequence import _fit
 from bp_convert.graph.clone import clone

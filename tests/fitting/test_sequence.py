@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bp_convert.calibration.gather import gather, order_of
+from bp_convert.calibration.gatherer import gather, order_of
 from bp_convert.counting import recount
 from bp_convert.errors import DataError
 from bp_convert.fitting import fit_to_data

@@ -6,9 +6,9 @@ from math import prod
 import pytest
 import torch
 
-from bp_convert.kron.columns import Columns
+from bp_convert.kron.als import natural
+from bp_convert.kron.column_order import Columns
 from bp_convert.kron.conv_layout import every_axes
-from bp_convert.kron.fit import natural
 from bp_convert.values.factors import FactorSpec, Pair
 from tests.oracles import conv_weight, kron_sum
 from tests.tolerances import assert_near

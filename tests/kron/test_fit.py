@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from bp_convert.errors import FactorError
-from bp_convert.kron import fit as fit_module
-from bp_convert.kron.columns import Columns
+from bp_convert.kron import als as fit_module
+from bp_convert.kron.als import fit_in_metric
+from bp_convert.kron.column_order import Columns
 from bp_convert.kron.conv_layout import every_axes
-from bp_convert.kron.fit import fit_in_metric
 from bp_convert.kron.metric import Diagonal, Full, Metric, Plain, Product
 from bp_convert.kron.nearest import nearest_kronecker_sum, rearrange
 from bp_convert.kron.pairs import divisor_pairs

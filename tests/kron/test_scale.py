@@ -15,8 +15,8 @@ from bp_convert.calibration import moments
 from bp_convert.calibration.moments import Moment
 from bp_convert.kinds import KINDS, Factors, Spread
 from bp_convert.kron import scale
-from bp_convert.kron.columns import Columns
-from bp_convert.kron.fit import fit_in_metric, natural
+from bp_convert.kron.als import fit_in_metric, natural
+from bp_convert.kron.column_order import Columns
 from bp_convert.kron.metric import Diagonal, Full, Metric, Plain, Product
 from bp_convert.kron.nearest import nearest_kronecker_sum
 from bp_convert.kron.scale import EVEN, balanced, unit
@@ -75,7 +75,7 @@ def test_after_every_fit_both_factors_have_one_norm(
 
 def test_without_balance_they_have_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative twin: the metric's root, taken off one factor alone, sets them apart."""
-    from bp_convert.kron import fit as fit_module
+    from bp_convert.kron import als as fit_module
 
     monkeypatch.setattr(fit_module, "balanced", lambda w1, w2: (w1, w2))
     spec = FactorSpec(out=(6, 1), inp=(1, 24), rank=3)

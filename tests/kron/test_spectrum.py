@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bp_convert.kron.columns import Columns
+from bp_convert.kron.column_order import Columns
 from bp_convert.kron.conv_layout import every_axes
 from bp_convert.kron.metric import Diagonal, Full, Metric, Plain, Product
 from bp_convert.kron.nearest import nearest_kronecker_sum

@@ -72,13 +72,13 @@ def _dense(layer: BPLSTM) -> list[list[dict[str, Tensor]]]:
     layers = []
     for index in range(layer.num_layers):
         sides = []
-        for suffix in layer._sides(index):
+        for suffix in layer.sides(index):
             one: dict[str, Tensor] = {}
             for role in ("ih", "hh"):
-                w1, w2 = layer._pair(role, suffix)
+                w1, w2 = layer.pair(role, suffix)
                 one[role] = torch.cat([kron_sum(a, b) for a, b in zip(w1, w2, strict=True)])
             zero = torch.zeros(4 * layer.hidden_size, dtype=torch.float64)
-            one["bias"] = layer._bias(suffix) if layer.bias else zero
+            one["bias"] = layer.bias_of(suffix) if layer.bias else zero
             sides.append(one)
         layers.append(sides)
     return layers
@@ -175,14 +175,14 @@ def test_outputs_and_gradients_are_those_of_the_dense_lstm(
         seen[0] + [x.grad for x in ours], seen[1] + [x.grad for x in theirs], strict=True
     ):
         assert_near(one, two)
-    for suffix in layer._suffixes():
+    for suffix in layer.suffixes():
         for role in ("ih", "hh"):
-            pair = [p.detach().requires_grad_() for p in layer._pair(role, suffix)]
+            pair = [p.detach().requires_grad_() for p in layer.pair(role, suffix)]
             built(*pair).backward(getattr(dense, f"weight_{role}_{suffix}").grad)
-            for one, factor in zip(layer._pair(role, suffix), pair, strict=True):
+            for one, factor in zip(layer.pair(role, suffix), pair, strict=True):
                 assert_near(one.grad, factor.grad)
         if bias:
-            assert_near(layer._bias(suffix).grad, getattr(dense, f"bias_ih_{suffix}").grad)
+            assert_near(layer.bias_of(suffix).grad, getattr(dense, f"bias_ih_{suffix}").grad)
 
 
 PAIRS_OF = {4: [(1, 4), (2, 2), (4, 1)], 6: [(1, 6), (2, 3), (3, 2), (6, 1)]}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bp_convert.search.allocate import OutOfReachError, allocate, quantity
-from bp_convert.search.options import Unit
+from bp_convert.search.units import Unit
 from tests.search.units import drawn, made_up
 
 

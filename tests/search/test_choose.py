@@ -12,9 +12,9 @@ from bp_convert.errors import PlanError
 from bp_convert.graph.walk import walk
 from bp_convert.kinds import Spread
 from bp_convert.search.budget import budget_for
-from bp_convert.search.choose import SLOWER, Budget, choose
 from bp_convert.search.curves import Curve, curves_of
-from bp_convert.search.options import COSTS, Unit, Wanted, make_unit
+from bp_convert.search.selection import SLOWER, Budget, choose
+from bp_convert.search.units import COSTS, FreeLayer, Unit, make_unit
 from bp_convert.values.target import Target
 from tests.search.models import mlp
 
@@ -23,7 +23,7 @@ def _units(model: nn.Module, **asked: Any) -> list[Unit]:
     units = []
     for site in walk(model):
         widths = site.kind.widths(site.module)
-        wanted = Wanted(site, widths, ([(1, widths[0])], [(32, widths[0])]),
+        wanted = FreeLayer(site, widths, ([(1, widths[0])], [(32, widths[0])]),
                         widths[0] * widths[1], **asked)  # fmt: skip
         matrices = site.kind.matrices(site.module, Spread())
         choices = site.kind.choices(site.module, widths)
@@ -53,7 +53,7 @@ def test_options_cost_what_their_twins_cost() -> None:
     """Every option, counted on the twin itself."""
     model = nn.Sequential(mlp(24, 36, 20), nn.LSTM(20, 12, 2))
     for unit in _units(model):
-        site, widths = unit.wanted.site, unit.wanted.widths
+        site, widths = unit.layer.site, unit.layer.widths
         for at in range(1, len(unit.errors), 7):
             spec = unit.spec(at)
             assert spec is not None
@@ -66,7 +66,7 @@ def test_options_cost_what_their_twins_cost() -> None:
             own = factors[unit.role].params * unit.matrices
             assert unit.costs[at, 0] == other - rest + own
             if unit.alone:
-                macs = site.kind.macs(site.module, widths, {unit.role: spec}, unit.wanted.shapes[0])
+                macs = site.kind.macs(site.module, widths, {unit.role: spec}, unit.layer.shapes[0])
                 assert unit.costs[at, 1] == pytest.approx(macs, rel=0.02)
         assert unit.errors[0] == 0
         assert float(unit.costs[1:, 0].max()) < float(unit.costs[0, 0])
@@ -176,13 +176,13 @@ def test_a_layer_no_role_of_which_gains_stays() -> None:
     model = nn.Sequential(nn.LSTM(12, 10))
     units = _units(model)
     assert len(units) == 2
-    budget = budget_for(model, [units[0].wanted], {}, None)
+    budget = budget_for(model, [units[0].layer], {}, None)
     whole = int(budget.before["params"])
     assert choose(units, _targets(f"params={whole}"), budget).factors == {}
     # Within less it may not stay, though: only its twin has one bias a gate.
     merged = choose(units, _targets(f"params={whole - 1}"), budget)
     assert merged.error == 0
-    assert units[0].wanted.site.kind.params(model[0], (12, 10), merged.factors["0"]) < whole
+    assert units[0].layer.site.kind.params(model[0], (12, 10), merged.factors["0"]) < whole
     half = choose(units, _targets("params=0.5"), budget, guarded=False)
     assert half.factors["0"].keys() == {"ih_l0", "hh_l0"}
 
@@ -192,7 +192,7 @@ def test_a_curve_is_not_followed_beyond_what_it_saves() -> None:
     site = walk(model)[0]
     spec_curve = curves_of(site.kind.matrices(site.module, Spread())["weight"],
                            site.kind.choices(site.module, (12, 10))["weight"])  # fmt: skip
-    wanted = Wanted(site, (12, 10), ((), ()), 0)
+    wanted = FreeLayer(site, (12, 10), ((), ()), 0)
     unit = make_unit(wanted, "weight", (10, 12), 1, spec_curve, 1.0, alone=True)
     for place, cost in enumerate(unit.costs[1:, 0], start=1):
         spec = unit.spec(place)

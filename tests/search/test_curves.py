@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bp_convert.kinds import Spread, kind_of
-from bp_convert.kinds.base import Choices
-from bp_convert.kron.columns import Columns
-from bp_convert.kron.fit import fit_in_metric
+from bp_convert.kinds import Choices, Spread, kind_of
+from bp_convert.kron.als import fit_in_metric
+from bp_convert.kron.column_order import Columns
 from bp_convert.kron.metric import Diagonal, Full, Metric, Plain
 from bp_convert.kron.pairs import divisor_pairs
 from bp_convert.search.curves import Curve, curves_of

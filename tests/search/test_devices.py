@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import bp_convert
-from bp_convert.calibration.gather import Gatherer, Moments, Order, centred_sites
+from bp_convert.calibration.gatherer import Gatherer, Moments, Order, centred_sites
 from bp_convert.fitting.sequence import _fit
 from bp_convert.graph.clone import clone
 from bp_convert.graph.walk import Site, walk
@@ -22,8 +22,8 @@ from bp_convert.planner import reasons
 from bp_convert.search import cache
 from bp_convert.search.budget import budget_for
 from bp_convert.search.candidates import Candidates
-from bp_convert.search.choose import Found, choose
-from bp_convert.search.options import Unit, Wanted
+from bp_convert.search.selection import Allocation, choose
+from bp_convert.search.units import FreeLayer, Unit
 from bp_convert.values.target import Target
 from tests.foreign import HERE, THERE, Abroad, Foreign, abroad_
 from tests.search.models import examples, falling_
@@ -68,11 +68,11 @@ def _tokens() -> Tensor:
     return torch.randint(0, 60, (40, 9), generator=torch.Generator().manual_seed(1))
 
 
-def _wanted(model: nn.Module) -> list[Wanted]:
-    return [Wanted(one, one.kind.widths(one.module), ((), ()), 0) for one in walk(model)]
+def _wanted(model: nn.Module) -> list[FreeLayer]:
+    return [FreeLayer(one, one.kind.widths(one.module), ((), ()), 0) for one in walk(model)]
 
 
-def _searched(device: torch.device, *, by_data: bool) -> tuple[list[Unit], Found]:
+def _searched(device: torch.device, *, by_data: bool) -> tuple[list[Unit], Allocation]:
     model = _model(device)
     wanted = _wanted(model)
     data = examples(_tokens())

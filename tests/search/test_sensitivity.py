@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bp_convert.calibration.gather import gather, order_of
+from bp_convert.calibration.gatherer import gather, order_of
 from bp_convert.graph.walk import walk
 from bp_convert.search.sensitivity import FEWEST, MOST, Trials
 from tests.search.models import Words, cnn, images, mlp, vectors

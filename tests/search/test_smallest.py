@@ -12,10 +12,9 @@ from torch import nn
 import bp_convert
 from bp_convert.errors import FactorError
 from bp_convert.graph.walk import walk
-from bp_convert.kinds import Factors, Spread
-from bp_convert.kinds.base import whole
+from bp_convert.kinds import Factors, Spread, whole
 from bp_convert.search.candidates import Candidates
-from bp_convert.search.options import Unit, Wanted
+from bp_convert.search.units import FreeLayer, Unit
 from tests.search.models import examples
 from tests.search.smallest import SMALLEST
 
@@ -25,7 +24,7 @@ BY_DATA = pytest.mark.parametrize("by_data", [False, True], ids=["weights", "dat
 
 def _units(model: nn.Module, method: Any, data: torch.Tensor | None) -> list[Unit]:
     wanted = [
-        Wanted(
+        FreeLayer(
             site=site,
             widths=site.kind.widths(site.module),
             shapes=((), ()),
@@ -50,7 +49,7 @@ def test_every_option_of_every_smallest_layer_builds_and_saves(
     assert {unit.name for unit in units} == {site.name for site in walk(model)}
     saved = 0
     for unit in units:
-        kind, module = unit.wanted.site.kind, unit.wanted.site.module
+        kind, module = unit.layer.site.kind, unit.layer.site.module
         matrices = kind.matrices(module, Spread())
         assert unit.shape == tuple(matrices[unit.role][0].shape)
         others = {role: ones[0].shape for role, ones in matrices.items() if role != unit.role}
@@ -67,9 +66,9 @@ def test_every_option_of_every_smallest_layer_builds_and_saves(
                 assert spec.params < unit.size
             factors: Factors = {unit.role: spec}
             factors.update({role: whole(cols, rows) for role, (rows, cols) in others.items()})
-            twin = kind.build(module, unit.wanted.widths, factors, "meta")
+            twin = kind.build(module, unit.layer.widths, factors, "meta")
             held = sum(parameter.numel() for parameter in twin.parameters())
-            assert held == kind.params(module, unit.wanted.widths, factors)
+            assert held == kind.params(module, unit.layer.widths, factors)
             saved += 1
     assert saved >= (2 if name in ("Linear", "Conv1d", "Embedding") else 10)
 

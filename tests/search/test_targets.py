@@ -16,11 +16,11 @@ from bp_convert import storage
 from bp_convert.data import Examples
 from bp_convert.errors import PlanError
 from bp_convert.kinds import Spread, kind_of
-from bp_convert.kinds.lstm import LSTMKind
+from bp_convert.kinds.lstm_kind import LSTMKind
 from bp_convert.kron.contract import bilinear_macs
 from bp_convert.models import build
 from bp_convert.planner import make_plan
-from bp_convert.search import options
+from bp_convert.search import units
 from bp_convert.surgery import apply_plan
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.plan import Plan
@@ -452,7 +452,7 @@ def test_multiply_adds_that_come_out_higher_are_made_up_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each role's own count is an estimate; what is held to the limit is the whole layer's."""
-    monkeypatch.setattr(options, "bilinear_macs", lambda spec: bilinear_macs(spec) * 8 // 10)
+    monkeypatch.setattr(units, "bilinear_macs", lambda spec: bilinear_macs(spec) * 8 // 10)
     torch.manual_seed(0)
     plan = _plan(_Sequence(320), "macs=0.3", inputs=(spec(12, 320),))
     assert plan.macs
@@ -463,7 +463,7 @@ def test_a_limit_that_only_whole_layers_keep_is_no_refusal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where an LSTM's roles cost more together than each was counted for, it stays whole."""
-    monkeypatch.setattr(options.Wanted, "builds", False)
+    monkeypatch.setattr(units.FreeLayer, "builds", False)
     monkeypatch.setattr(LSTMKind, "macs", lambda *_: 10**9)
     torch.manual_seed(0)
     plan = _plan(_Sequence(320), "macs=0.95", inputs=(spec(12, 320),))

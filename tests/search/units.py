@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bp_convert.search.options import COSTS, Unit
+from bp_convert.search.units import COSTS, Unit
 
 
 def made_up(errors: list[float], *, sensitivity: float = 1.0, **costs: list[float]) -> Unit:
@@ -16,7 +16,7 @@ def made_up(errors: list[float], *, sensitivity: float = 1.0, **costs: list[floa
         table[:, COSTS.index(name)] = values
     nothing: Any = None
     return Unit(
-        wanted=nothing,
+        layer=nothing,
         role="weight",
         matrices=1,
         shape=(1, 1),

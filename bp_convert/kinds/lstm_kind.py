@@ -9,53 +9,39 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.errors import PlanError
-from bp_convert.kinds.base import (
-    Ask,
-    Choices,
-    Factors,
-    Kind,
-    Shape,
-    Spread,
-    Widths,
-    low_rank_share,
-    with_rank,
-)
-from bp_convert.kinds.recurrent import lstm_rows, lstm_weights
-from bp_convert.kinds.rows import Pick
-from bp_convert.kinds.shapes import contradiction, shape_of
+from bp_convert.kinds.choices import Ask, Choices, Factors, Widths, matrix_factors, with_rank
+from bp_convert.kinds.kind import STEPS, Examples, Kind
+from bp_convert.kinds.lstm_passes import lstm_rows, lstm_weights
+from bp_convert.kinds.pick import Pick
+from bp_convert.kinds.recurrent import Forward, recurrent_form, shapes_only
+from bp_convert.kinds.shapes import Form, Shape, shape_of
+from bp_convert.kinds.speed import Counts
+from bp_convert.kinds.spread import Spread
+from bp_convert.kron.contract import bilinear_macs
 from bp_convert.kron.pairs import divisor_pairs
-from bp_convert.kron.policies import fast_factors, paper_factors
+from bp_convert.kron.policies import paper_factors
 from bp_convert.layers.lstm import BPLSTM
 from bp_convert.layers.lstm_checks import GATES, groups
+from bp_convert.layers.lstm_cost import prefers_factored
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.settings import Pairs
+from bp_convert.values.tensors import TensorSpec
 
 
 class LSTMKind(Kind):
     name = "LSTM"
     dense = nn.LSTM
     twin = BPLSTM
-    fields = (
-        "input_size",
-        "hidden_size",
-        "num_layers",
-        "bias",
-        "batch_first",
-        "dropout",
-        "bidirectional",
-        "proj_size",
-    )
+    alike = (nn.GRU, nn.RNN, nn.RNNBase)
+    uncounted = True
+
+    def form(self, module: nn.LSTM) -> Form:
+        return recurrent_form(module, self.base_of(module))
 
     def refuse(self, module: nn.LSTM) -> str | None:
         if module.proj_size:
             return f"proj_size={module.proj_size} (projected LSTM)"
-        told: dict[str, tuple[int, ...]] = {}
-        sizes = matrices(module, (module.input_size, module.hidden_size))
-        for role, (inputs, hidden) in sizes.items():
-            for side in _sides(module):
-                told[f"weight_{role}{side}"] = (GATES * hidden, inputs)
-                told[f"bias_{role}{side}"] = (GATES * hidden,)
-        return contradiction(module, told)
+        return super().refuse(module)
 
     def widths(self, module: nn.LSTM) -> Widths:
         shape = shape_of(module, "weight_ih_l0") or ()
@@ -69,28 +55,21 @@ class LSTMKind(Kind):
         }
 
     def _spec(self, size: Widths, widths: Widths, ask: Ask) -> FactorSpec:
-        inputs, hidden = size
-        if isinstance(ask.pairs, Pairs):
-            # `in` speaks of the layer's input; every matrix that reads hidden states uses `out`.
-            pair = ask.pairs
-            fits = pair.out[0] * pair.out[1] == hidden and pair.inp[0] * pair.inp[1] == widths[0]
-            if not fits:
-                raise PlanError(
-                    where=f"LSTM {widths[0]} -> {hidden}",
-                    found=f"pairs out {pair.out}, in {pair.inp}",
-                    allowed=f"out with product {hidden}, in with product {widths[0]}",
-                    fix="give two factors of the hidden size and two of the input size",
-                )
-            own = paper_factors(inputs, hidden, 1).inp
-            inp = pair.inp if inputs == widths[0] else pair.out if inputs == hidden else own
-            spec = FactorSpec(out=pair.out, inp=inp)
-        elif ask.pairs == "fast" and isinstance(ask.rank, float):
-            return low_rank_share(size, ask.rank)
-        elif ask.pairs == "fast":
-            spec = fast_factors(inputs, hidden, 1)
-        else:
-            spec = paper_factors(inputs, hidden, 1)
-        return with_rank(spec, ask.rank, inputs * hidden)
+        if not isinstance(ask.pairs, Pairs):
+            return matrix_factors(size, ask)
+        # `in` speaks of the layer's input; every matrix that reads hidden states uses `out`.
+        (inputs, hidden), pair = size, ask.pairs
+        fits = pair.out[0] * pair.out[1] == hidden and pair.inp[0] * pair.inp[1] == widths[0]
+        if not fits:
+            raise PlanError(
+                where=f"LSTM {widths[0]} -> {hidden}",
+                found=f"pairs out {pair.out}, in {pair.inp}",
+                allowed=f"out with product {hidden}, in with product {widths[0]}",
+                fix="give two factors of the hidden size and two of the input size",
+            )
+        own = paper_factors(inputs, hidden, 1).inp
+        inp = pair.inp if inputs == widths[0] else pair.out if inputs == hidden else own
+        return with_rank(FactorSpec(out=pair.out, inp=inp), ask.rank, inputs * hidden)
 
     def choices(self, module: nn.LSTM, widths: Widths) -> dict[str, Choices]:
         """Return the pairs of the four gates in one matrix: at equal parameters, factors that
@@ -178,32 +157,65 @@ class LSTMKind(Kind):
         return directions * (weights + GATES * biases)
 
     def macs(
-        self,
-        module: nn.LSTM,
-        widths: Widths,
-        factors: Factors,
-        shapes: Sequence[tuple[int, ...]],
+        self, module: nn.LSTM, widths: Widths, factors: Factors, shapes: Sequence[Shape]
     ) -> int:
         inputs, _ = widths
-        twin = self.build(module, widths, factors, "meta")
+        twin: Any = self.build(module, widths, factors, "meta")
         return sum(twin.predict_macs((*shape[:-1], inputs)) for shape in shapes)
+
+    def operations(
+        self, module: nn.LSTM, widths: Widths, factors: Factors, shape: Shape
+    ) -> tuple[Counts, Counts]:
+        hidden = widths[1]
+        if len(shape) == 2:
+            steps, batch = shape[0], 1
+        else:
+            steps, batch = (shape[1], shape[0]) if module.batch_first else (shape[0], shape[1])
+        sides = module.num_layers * (2 if module.bidirectional else 1)
+        sizes = matrices(module, widths)
+        times = sides // module.num_layers
+        recurrent = sides * GATES * hidden * hidden
+        inputs = times * GATES * sum(d * k for role, (d, k) in sizes.items() if role[0] == "i")
+        dense: Counts = {
+            "calls": 1,
+            "steps": sides * steps,
+            "read": steps * recurrent,
+            "macs": steps * batch * (recurrent + inputs),
+            "state": sides * steps * batch * hidden,
+        }
+        if not prefers_factored(factors, steps, batch):
+            return dense, dense  # runs as the dense layer on built weights
+        specs = [factors[role] for role in sizes]
+        cost = times * sum(groups(spec, hidden) * bilinear_macs(spec) for spec in specs)
+        twin: Counts = {
+            "loops": sides * steps,
+            "products": steps * batch * cost,
+            "states": sides * steps * batch * hidden,
+        }
+        return dense, twin
+
+    def empty_output(self, module: nn.LSTM, x: Tensor) -> None:
+        return None
+
+    def shapes_only(self, module: nn.RNNBase) -> Forward:
+        return shapes_only(module)
+
+    def examples(self, module: nn.RNNBase, name: str) -> Examples:
+        order = "" if module.batch_first else ", the batch on its second axis"
+        words = f"{STEPS} steps of {module.input_size} features, from its first layer {name}{order}"
+        yield TensorSpec(shape=(STEPS, module.input_size)), words
+
+    def output_norms(self, module: nn.LSTM) -> Tensor | None:
+        if module.num_layers > 1 or module.bidirectional or module.proj_size:
+            return None
+        rows = torch.cat([module.get_parameter(f"weight_{of}_l0") for of in ("ih", "hh")], 1)
+        gates = rows.double().square().sum(1).view(GATES, module.hidden_size)
+        return gates.sum(0)
 
     def build(
         self, module: nn.LSTM, widths: Widths, factors: Factors, device: torch.device | str
-    ) -> BPLSTM:
-        inputs, hidden = widths
-        return BPLSTM(
-            inputs,
-            hidden,
-            num_layers=module.num_layers,
-            bias=module.bias,
-            batch_first=module.batch_first,
-            dropout=module.dropout,
-            bidirectional=module.bidirectional,
-            factors=factors,
-            device=device,
-            dtype=next(module.parameters()).dtype,
-        )
+    ) -> nn.Module:
+        return self.make_twin(module, widths, factors, device)
 
     def spread(self, module: nn.LSTM, spread: Spread) -> dict[str, Tensor]:
         return spread_lstm(module, spread)

@@ -15,8 +15,8 @@ from bp_convert.calibration.moments import Moment, rows_wanted
 from bp_convert.calibration.tap import Batches, Tap, token_mask
 from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site
-from bp_convert.kinds import Spread
-from bp_convert.kinds.rows import Pick
+from bp_convert.kinds import Spread, has_bias
+from bp_convert.kinds.pick import Pick
 from bp_convert.torch_private import BatchNormBase
 from bp_convert.values.progress import Progress
 
@@ -225,7 +225,7 @@ def _leaders(sites: Sequence[Site], order: Order) -> dict[str, str]:
         same: dict[bool, str] = {}
         for name in group:
             site = kinds.get(name)
-            if site is not None and site.kind.name == "Linear" and order.calls[name] == 1:
+            if site is not None and site.kind.same_rows and order.calls[name] == 1:
                 leaders[name] = same.setdefault(getattr(site.module, "bias", None) is None, name)
     return leaders
 
@@ -233,7 +233,7 @@ def _leaders(sites: Sequence[Site], order: Order) -> dict[str, str]:
 def centred_sites(sites: Sequence[Site], order: Order) -> frozenset[str]:
     """Return the layers whose mean error is taken up: by their bias, or a batch norm behind."""
     return frozenset(
-        site.name for site in sites if site.name in order.normed or _has_bias(site.module)
+        site.name for site in sites if site.name in order.normed or has_bias(site.module)
     )
 
 
@@ -257,8 +257,3 @@ def gather(
                 progress("looking at calibration data", number, len(batches))
             gatherer.add(tap.run(batch, number), number, rows_in(batch), token_mask(batch))
     return gatherer.result()
-
-
-def _has_bias(module: nn.Module) -> bool:
-    bias = getattr(module, "bias", None)
-    return bias is not None and bias is not False

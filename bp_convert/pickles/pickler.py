@@ -24,15 +24,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from bp_convert.pickles import rebuilt
+from bp_convert.pickles.libraries import without_library_hooks
 from bp_convert.torch_private import is_compiled
-
-# Local functions that libraries hook modules by: transformers again on the first run that asks for
-# hidden states; torch only to read state dicts of its older weight_norm.
-_LIBRARY_HOOKS = (
-    ("transformers.utils.output_capturing", "install_output_"),
-    ("torch.nn.utils.parametrizations", "weight_norm.<locals>._weight_norm_compat_hook"),
-)
-_CAPTURING_MARK = "_output_capturing_hooks_installed"
 
 Place = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]
 
@@ -96,7 +89,7 @@ def _module(module: nn.Module) -> Any:
     compiled = vars(module).get("_modules", {}).get("_orig_mod")
     if isinstance(compiled, nn.Module) and is_compiled(module):
         return rebuilt.plain, (compiled,)
-    changed = _without_library_hooks(module)
+    changed = without_library_hooks(module)
     if parametrize.is_parametrized(module):
         kind: Any = type(module).__mro__[1]  # without what torch has injected
         return rebuilt.Parametrized, (), (kind, {**kind.__getstate__(module), **changed})
@@ -109,32 +102,6 @@ def _module(module: nn.Module) -> Any:
 def _plainly(thing: Any) -> Any:
     """Reduce as pickle would."""
     return thing.__reduce_ex__(2)
-
-
-def _without_library_hooks(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of a module that differ without its libraries' own hooks."""
-    own = vars(module)
-    groups = {key: one for key, one in own.items() if "_hooks" in key and isinstance(one, dict)}
-    theirs = {
-        number
-        for hooks in groups.values()
-        for number, hook in hooks.items()
-        if _is_library_hook(hook)
-    }
-    changed: dict[str, Any] = {
-        key: OrderedDict((number, one) for number, one in hooks.items() if number not in theirs)
-        for key, hooks in groups.items()
-        if not theirs.isdisjoint(hooks)
-    }
-    if own.get(_CAPTURING_MARK):
-        changed[_CAPTURING_MARK] = False
-    return changed
-
-
-def _is_library_hook(hook: object) -> bool:
-    function = getattr(hook, "hook", hook)  # torch wraps some
-    home, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
-    return any(home == theirs and name.startswith(start) for theirs, start in _LIBRARY_HOOKS)
 
 
 def _container(thing: Any) -> Any:

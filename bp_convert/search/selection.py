@@ -17,7 +17,7 @@ from bp_convert.search.allocate import (
     squared_error,
 )
 from bp_convert.search.exact import KEPT
-from bp_convert.search.options import COSTS, Unit, with_option
+from bp_convert.search.units import COSTS, Unit, with_option
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.target import Target
 
@@ -62,7 +62,7 @@ class Budget:
 
 
 @dataclass
-class Found:
+class Allocation:
     """The choice.
 
     Attributes:
@@ -82,7 +82,7 @@ class Found:
 
 def choose(
     units: Sequence[Unit], targets: Sequence[Target], budget: Budget, *, guarded: bool = True
-) -> Found:
+) -> Allocation:
     """Return the factors of least error within the targets, or, where the error is a target, of
     fewest parameters.
 
@@ -97,7 +97,7 @@ def choose(
     for target in targets:
         column = _column(target)
         limits[column] = min(budget.room(target), limits.get(column, float("inf")))
-    found = Found()
+    found = Allocation()
     try:
         choice = allocate(units, limits)
     except OutOfReachError as problem:
@@ -218,15 +218,15 @@ def _polished(
         if rank < 1 or curve.errors[rank] >= error:
             continue
         place = with_option(unit, number, rank)
-        enough = unit.costs[place, 0] >= unit.wanted.floor * unit.matrices * unit.size
+        enough = unit.costs[place, 0] >= unit.layer.floor * unit.matrices * unit.size
         if enough and (unit.costs[place, columns] <= allowed).all():
             best, error = place, unit.errors[place]
     return best
 
 
 def _result(
-    found: Found, units: Sequence[Unit], choice: Sequence[int], limits: Mapping[str, float]
-) -> Found:
+    found: Allocation, units: Sequence[Unit], choice: Sequence[int], limits: Mapping[str, float]
+) -> Allocation:
     squared: dict[str, float] = {}
     for unit, at in zip(units, choice, strict=True):
         spec, error = unit.spec(at), float(unit.errors[at])
@@ -237,12 +237,12 @@ def _result(
             found.factors.setdefault(unit.name, {})[unit.role] = spec
             squared[unit.name] = max(squared.get(unit.name, 0.0), error)
     found.error = sqrt(squared_error(found.error))
-    wanted = {unit.name: unit.wanted for unit in units}
+    layers = {unit.name: unit.layer for unit in units}
     room = limits.get("params", inf) - _sum(units, choice, "params")
     for name in list(found.factors):
         factors = found.factors[name]
         if all(map(_is_whole, factors.values())):
-            one, widths = wanted[name].site, wanted[name].widths
+            one, widths = layers[name].site, layers[name].widths
             more = one.kind.params(one.module, widths) - one.kind.params(
                 one.module, widths, factors
             )

@@ -9,9 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from bp_convert.graph.walk import Site
-from bp_convert.kinds import Factors, Spread, Widths
-from bp_convert.kinds.base import whole
-from bp_convert.kinds.speed import BUILT, predict
+from bp_convert.kinds import Factors, Spread, Widths, predict, whole
+from bp_convert.kinds.speed import BUILT
 from bp_convert.kron.contract import bilinear_macs
 from bp_convert.search.curves import Curve
 from bp_convert.values.factors import FactorSpec
@@ -23,7 +22,7 @@ COSTS = ("params", "macs", "time", "time32")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class FreeLayer:
     """One layer that a budget may be spent on.
 
     Attributes:
@@ -62,7 +61,7 @@ class Unit:
     """One role of a layer, and its options.
 
     Attributes:
-        wanted: the layer.
+        layer: the layer.
         role: key of the factors.
         matrices: how many matrices share the role's spec.
         shape: (K, D) of each.
@@ -75,7 +74,7 @@ class Unit:
         alone: it is the layer's only role, so that keeping it keeps the layer.
     """
 
-    wanted: Wanted
+    layer: FreeLayer
     role: str
     matrices: int
     shape: tuple[int, int]
@@ -94,7 +93,7 @@ class Unit:
 
     @property
     def name(self) -> str:
-        return self.wanted.site.name
+        return self.layer.site.name
 
     def spec(self, at: int) -> FactorSpec | None:
         """Return the factors of an option; None where the layer stays."""
@@ -105,7 +104,7 @@ class Unit:
 
 
 def make_unit(
-    wanted: Wanted,
+    layer: FreeLayer,
     role: str,
     shape: tuple[int, int],
     matrices: int,
@@ -121,7 +120,7 @@ def make_unit(
         alone: it is the layer's only role, so that keeping it keeps the layer.
     """
     size = shape[0] * shape[1]
-    dense = _dense_costs(wanted, matrices, size, alone=alone)
+    dense = _dense_costs(layer, matrices, size, alone=alone)
     picked = [np.zeros((1, 2), dtype=np.int64)]
     costs = [dense[None]]
     errors = [np.zeros(1)]
@@ -130,10 +129,10 @@ def make_unit(
         if not len(terms):
             continue
         picked.append(np.stack([np.full_like(terms, place), terms], 1))
-        costs.append(_costs(wanted, role, matrices, size, curve.spec, terms, dense, alone=alone))
+        costs.append(_costs(layer, role, matrices, size, curve.spec, terms, dense, alone=alone))
         errors.append(curve.errors[terms].astype(np.float64))
     unit = Unit(
-        wanted,
+        layer,
         role,
         matrices,
         shape,
@@ -145,8 +144,8 @@ def make_unit(
         dense,
         alone,
     )
-    if wanted.floor:
-        _drop(unit, unit.costs[:, 0] >= wanted.floor * matrices * size)
+    if layer.floor:
+        _drop(unit, unit.costs[:, 0] >= layer.floor * matrices * size)
     return unit
 
 
@@ -155,7 +154,7 @@ def with_option(unit: Unit, place: int, rank: int) -> int:
     curve = unit.curves[place]
     terms = np.array([rank], dtype=np.int64)
     costs = _costs(
-        unit.wanted,
+        unit.layer,
         unit.role,
         unit.matrices,
         unit.size,
@@ -192,31 +191,31 @@ def _terms(curve: Curve, size: int) -> np.ndarray:
     return np.array(found, dtype=np.int64)
 
 
-def _dense_costs(wanted: Wanted, matrices: int, size: int, *, alone: bool) -> np.ndarray:
+def _dense_costs(layer: FreeLayer, matrices: int, size: int, *, alone: bool) -> np.ndarray:
     one = 0 if alone else matrices
-    share = matrices * size / max(1, _weights(wanted))
+    share = matrices * size / max(1, _weights(layer))
     times = []
-    for shapes in wanted.shapes:
-        speed = _speed(wanted, shapes)
+    for shapes in layer.shapes:
+        speed = _speed(layer, shapes)
         times.append(0.0 if speed is None else speed * share)
-    return np.array([matrices * size + one, wanted.dense_macs * share, *times])
+    return np.array([matrices * size + one, layer.dense_macs * share, *times])
 
 
-def _weights(wanted: Wanted) -> int:
+def _weights(layer: FreeLayer) -> int:
     """Count the numbers in all weight matrices of a layer."""
-    found = wanted.site.kind.matrices(wanted.site.module, Spread())
+    found = layer.site.kind.matrices(layer.site.module, Spread())
     return sum(one.numel() for ones in found.values() for one in ones)
 
 
-def _speed(wanted: Wanted, shapes: Sequence[Shape]) -> float | None:
+def _speed(layer: FreeLayer, shapes: Sequence[Shape]) -> float | None:
     """Return the predicted time of the layer as it is."""
-    site = wanted.site
-    found = predict(site.kind.name, site.module, wanted.widths, wanted.any_factors(), shapes)
+    site = layer.site
+    found = predict(site.kind, site.module, layer.widths, layer.any_factors(), shapes)
     return None if found is None else found.dense
 
 
 def _costs(
-    wanted: Wanted,
+    layer: FreeLayer,
     role: str,
     matrices: int,
     size: int,
@@ -232,9 +231,9 @@ def _costs(
     picked = np.unique(np.linspace(0, len(terms) - 1, 5).astype(int))
     counted = np.array(
         [
-            _counted(wanted, role, matrices, size, spec.model_copy(update={"rank": int(r)}), dense)
+            _counted(layer, role, matrices, size, spec.model_copy(update={"rank": int(r)}), dense)
             if not alone
-            else _counted_alone(wanted, role, spec.model_copy(update={"rank": int(r)}))
+            else _counted_alone(layer, role, spec.model_copy(update={"rank": int(r)}))
             for r in terms[picked]
         ]
     )
@@ -243,17 +242,17 @@ def _costs(
     return found
 
 
-def _counted_alone(wanted: Wanted, role: str, spec: FactorSpec) -> list[float]:
-    site, factors = wanted.site, {role: spec}
-    costs = [float(site.kind.macs(site.module, wanted.widths, factors, wanted.shapes[0]))]
-    for shapes in wanted.shapes:
-        speed = predict(site.kind.name, site.module, wanted.widths, factors, shapes)
+def _counted_alone(layer: FreeLayer, role: str, spec: FactorSpec) -> list[float]:
+    site, factors = layer.site, {role: spec}
+    costs = [float(site.kind.macs(site.module, layer.widths, factors, layer.shapes[0]))]
+    for shapes in layer.shapes:
+        speed = predict(site.kind, site.module, layer.widths, factors, shapes)
         costs.append(0.0 if speed is None else speed.converted)
     return costs
 
 
 def _counted(
-    wanted: Wanted,
+    layer: FreeLayer,
     role: str,
     matrices: int,
     size: int,
@@ -264,4 +263,4 @@ def _counted(
     steps = dense[1] / max(1, matrices * size)  # rows that it multiplies
     factored = steps * matrices * bilinear_macs(spec)
     built = dense[1] + matrices * size * spec.rank
-    return [built if wanted.builds else min(factored, built), *(BUILT * dense[2:])]
+    return [built if layer.builds else min(factored, built), *(BUILT * dense[2:])]

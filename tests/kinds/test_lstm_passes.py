@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from bp_convert.kinds import kind_of
-from bp_convert.kinds.recurrent import lstm_weights
+from bp_convert.kinds.lstm_passes import lstm_weights
 from tests.tolerances import assert_near
 
 

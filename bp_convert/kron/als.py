@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bp_convert.kron.columns import Columns
+from bp_convert.kron.column_order import Columns
 from bp_convert.kron.metric import Diagonal, Full, Metric, Plain, nearest_outer, spared
 from bp_convert.kron.nearest import KroneckerFit, nearest_kronecker_sum
 from bp_convert.kron.scale import balanced, unit

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor, nn
 
 from bp_convert.errors import PlanError
-from bp_convert.kinds.base import Ask, Choices, Factors, Kind, Spread, Widths, with_rank
-from bp_convert.kinds.rows import Pick, index_rows
-from bp_convert.kinds.shapes import contradiction, shape_of
+from bp_convert.kinds.choices import Ask, Choices, Factors, Widths, with_rank
+from bp_convert.kinds.kind import STEPS, Examples, Kind
+from bp_convert.kinds.pick import Pick
+from bp_convert.kinds.shapes import Form, Shape, Sizes, shape_of
+from bp_convert.kinds.speed import Counts
+from bp_convert.kinds.spread import Spread
 from bp_convert.kron.pairs import covering_pair, divisor_pairs, nearest_pair
 from bp_convert.layers.embedding import BPEmbedding, unsupported
 from bp_convert.values.factors import FactorSpec, Pair
 from bp_convert.values.settings import Pairs
+from bp_convert.values.tensors import TensorSpec
 
 BLOCKS = tuple(2**power for power in range(1, 13))
 
@@ -23,20 +28,24 @@ class EmbeddingKind(Kind):
     name = "Embedding"
     dense = nn.Embedding
     twin = BPEmbedding
+    alike = (nn.EmbeddingBag,)
     lookup = True
-    fields = (
-        "num_embeddings",
-        "embedding_dim",
-        "padding_idx",
-        "max_norm",
-        "norm_type",
-        "scale_grad_by_freq",
-        "sparse",
-    )
+    refused = ("max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+
+    def form(self, module: nn.Embedding) -> Form:
+        return Form(
+            own={"out": module.embedding_dim},
+            inputs=(),
+            sizes=lambda own, inp: Sizes(
+                {"weight": (module.num_embeddings, own["out"])},
+                {"embedding_dim": own["out"]},
+                own["out"],
+            ),
+            base=self.base_of(module),
+        )
 
     def refuse(self, module: nn.Embedding) -> str | None:
-        told = {"weight": (module.num_embeddings, module.embedding_dim)}
-        return unsupported(module) or contradiction(module, told)
+        return unsupported(module) or super().refuse(module)
 
     def widths(self, module: nn.Embedding) -> Widths:
         shape = shape_of(module, "weight") or ()
@@ -48,7 +57,7 @@ class EmbeddingKind(Kind):
         rows, columns = widths
         if isinstance(ask.pairs, Pairs):
             spec = self._explicit(widths, ask.pairs)
-        elif ask.pairs == "fast" and isinstance(ask.rank, float):
+        elif ask.by_share:
             spec = FactorSpec(out=(1, columns), inp=(rows, 1))
         else:
             inp = nearest_pair(rows) if ask.pairs == "paper" else covering_pair(rows)
@@ -82,7 +91,7 @@ class EmbeddingKind(Kind):
         module.weight.add_(changes[0].t().to(module.weight))
 
     def rows(self, module: nn.Embedding, x: Tensor, pick: Pick) -> dict[str, list[Tensor]]:
-        return {"weight": [index_rows(x, pick)]}
+        return {"weight": [_looked_up(x, pick)]}
 
     @torch.no_grad()
     def place(self, twin: BPEmbedding, role: str, index: int, w1: Tensor, w2: Tensor) -> None:
@@ -95,42 +104,52 @@ class EmbeddingKind(Kind):
             wide = self.spread(module, spread)["weight"]
             twin.padding_row.copy_(wide[twin.padding_idx])
 
-    @torch.no_grad()
-    def shift(self, twin: BPEmbedding, role: str, index: int, change: Tensor) -> bool:
-        return False
-
-    def params(self, module: nn.Embedding, widths: Widths, factors: Factors | None = None) -> int:
-        rows, columns = widths
-        return rows * columns if factors is None else factors["weight"].params
+    def buffers(self, module: nn.Embedding, widths: Widths) -> int:
+        return 0 if module.padding_idx is None else widths[1]
 
     def macs(
-        self,
-        module: nn.Embedding,
-        widths: Widths,
-        factors: Factors,
-        shapes: Sequence[tuple[int, ...]],
+        self, module: nn.Embedding, widths: Widths, factors: Factors, shapes: Sequence[Shape]
     ) -> int:
         return BPEmbedding.predict_macs(factors["weight"], shapes)
 
-    def build(
-        self, module: nn.Embedding, widths: Widths, factors: Factors, device: torch.device | str
-    ) -> BPEmbedding:
-        rows, columns = widths
-        return BPEmbedding(
-            rows,
-            columns,
-            padding_idx=module.padding_idx,
-            factors=factors["weight"],
-            device=device,
-            dtype=module.weight.dtype,
-        )
+    def operations(
+        self, module: nn.Embedding, widths: Widths, factors: Factors, shape: Shape
+    ) -> tuple[Counts, Counts]:
+        rows, spec = prod(shape), factors["weight"]
+        (e1, e2), rank = spec.out, spec.rank
+        dense: Counts = {"calls": 1, "moved": rows * widths[1]}
+        twin: Counts = {
+            "calls": 1,
+            "moved": rows * (rank * (e1 + e2) + 2 * widths[1]),
+            "macs": rows * rank * widths[1] if rank > 1 else 0,
+        }
+        return dense, twin
+
+    def channel_axis(self, module: nn.Embedding) -> None:
+        return None
+
+    def empty_output(self, module: nn.Embedding, x: Tensor) -> Tensor:
+        return module.weight.new_empty(*x.shape, module.embedding_dim)
+
+    def examples(self, module: nn.Embedding, name: str) -> Examples:
+        if not isinstance(module, nn.Embedding):
+            return
+        rows = module.num_embeddings
+        spec = TensorSpec(dtype="int64", shape=(STEPS,), high=rows)
+        yield spec, f"{STEPS} ids below {rows}, from its first layer {name}"
+
+    def output_norms(self, module: nn.Embedding) -> Tensor:
+        return module.weight.double().square().sum(0)
 
     def spread(self, module: nn.Embedding, spread: Spread) -> dict[str, Tensor]:
         return {"weight": spread.rows(module.weight, axis=1)}
 
-    @torch.no_grad()
-    def fill(self, module: nn.Embedding, twin: BPEmbedding, spread: Spread) -> float:
-        return twin.fit_(self.spread(module, spread)["weight"])
+
+def _looked_up(x: Tensor, pick: Pick) -> Tensor:
+    """Return the indices (n,) that are looked up, without those of padding tokens."""
+    if pick.mask is not None and x.shape == pick.mask.shape:
+        return x[pick.mask.to(x.device, torch.bool)]
+    return x.reshape(-1)
 
 
 def _row_pairs(rows: int) -> tuple[Pair, ...]:

@@ -12,8 +12,8 @@ from torch import nn
 from bp_convert.errors import CheckpointError, PlanError
 from bp_convert.files.arch import ARCH_FORMS, arch_factory, arch_of_folder
 from bp_convert.files.converted import is_converted
-from bp_convert.files.safe import read_safetensors
-from bp_convert.files.sniff import Kind, kind_of, refusal
+from bp_convert.files.sidecar import read_safetensors
+from bp_convert.files.sniff import FileKind, file_kind, refusal
 from bp_convert.files.state import find_states, fit_weights
 from bp_convert.files.unpickle import listed, load_admitted, load_inert
 from bp_convert.graph.ready import check_ready
@@ -65,15 +65,15 @@ def load_model(
         if arch is not None:
             state = _folder_state(path)
             return _fit(path, state, "the weights of a folder", arch, trust, allow_missing)
-    kind = kind_of(path)
-    if kind is not Kind.LEGACY and is_converted(path):
+    kind = file_kind(path)
+    if kind is not FileKind.LEGACY and is_converted(path):
         raise refusal(
             path,
             "a model that bp-convert has already converted",
             f"bp_convert.load({str(path)!r}) loads it, and `bp-convert dense {path} -o DENSE.pt` "
             "turns it back into plain layers that can be converted again",
         )
-    if kind is Kind.SAFETENSORS:
+    if kind is FileKind.SAFETENSORS:
         if arch is None:
             raise _needs_arch(path, "weights without a model (safetensors)")
         return _fit(path, read_safetensors(path), "safetensors", arch, trust, allow_missing)
@@ -185,8 +185,8 @@ def _folder_state(folder: Path) -> dict[str, object]:
 
 
 def _weights_file(path: Path) -> dict[str, object]:
-    kind = kind_of(path)
-    if kind is Kind.SAFETENSORS:
+    kind = file_kind(path)
+    if kind is FileKind.SAFETENSORS:
         return dict(read_safetensors(path))
     content = load_inert(path, kind)
     return dict(content) if isinstance(content, dict) else {"": content}
