@@ -16,8 +16,6 @@ from bp_convert.widths.new_sizes import NewSizes
 from bp_convert.widths.symbols import expr_of
 from bp_convert.widths.width_plan import Size, TargetWidth, WidthPlan
 
-_INPUTS = ("in_features", "in_channels", "input_size")
-
 
 @dataclass(frozen=True)
 class PlanWriter:
@@ -75,9 +73,9 @@ class PlanWriter:
         held = self.analysis.copy.held.get(name)
         if held is None:
             return self._part(name)
-        inputs, outputs = self.analysis.sites[name].widths(held.module)
-        given = next((held.sizes.attrs[k] for k in _INPUTS if k in held.sizes.attrs), inputs)
-        new_inputs = self._new(given)
+        kind = self.analysis.sites[name]
+        inputs, outputs = kind.widths(held.module)
+        new_inputs = self._new(held.sizes.attrs.get(kind.fields[0], inputs))
         width = self.analysis.width(name)
         new_outputs = outputs if width is None else self.sizes.new(width)
         assert isinstance(new_inputs, int)
