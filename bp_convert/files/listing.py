@@ -17,7 +17,7 @@ USUAL = ("state_dict", "model_state_dict", "model_state", "model")  # beside an 
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoredTensor:
     """One tensor of a file.
 
     Attributes:
@@ -33,7 +33,7 @@ class Entry:
     size: int
 
 
-def weights_alone(path: Path) -> tuple[Entry, ...] | None:
+def weights_alone(path: Path) -> tuple[StoredTensor, ...] | None:
     """Return the tensors of a file that holds weights and no model; None for any other file.
 
     Of a training checkpoint those are the model's. Nothing that stands in the file runs.
@@ -62,8 +62,8 @@ def weights_alone(path: Path) -> tuple[Entry, ...] | None:
     )
 
 
-def _entries(state: dict[str, Tensor]) -> tuple[Entry, ...]:
+def _entries(state: dict[str, Tensor]) -> tuple[StoredTensor, ...]:
     return tuple(
-        Entry(name, tuple(one.shape), str(one.dtype).removeprefix("torch."), one.numel())
+        StoredTensor(name, tuple(one.shape), str(one.dtype).removeprefix("torch."), one.numel())
         for name, one in state.items()
     )

@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from bp_convert.files.listing import Entry
+from bp_convert.files.listing import StoredTensor
 from bp_convert.render import words
 from bp_convert.render.fold import Folded, common, fold, middle, unfolded, wrapped
 from bp_convert.render.numbers import short
@@ -156,19 +156,19 @@ def _lines(name: str, lines: list[str]) -> list[RenderableType]:
     return [table]
 
 
-def weights_line(source: str, held: Sequence[Entry]) -> str:
+def weights_line(source: str, held: Sequence[StoredTensor]) -> str:
     """Say in a line what a file holds."""
     count = sum(one.size for one in held)
     return f"{source}: weights without a model: {len(held)} tensors, {count:,} numbers"
 
 
-def shown_weights(source: str, held: Sequence[Entry], fix: str) -> RenderableType:
+def shown_weights(source: str, held: Sequence[StoredTensor], fix: str) -> RenderableType:
     """Return a table of the tensors; those that differ by numbers in their names are one row.
 
     Args:
         fix: how to learn more.
     """
-    groups: dict[tuple[object, ...], list[Entry]] = {}
+    groups: dict[tuple[object, ...], list[StoredTensor]] = {}
     for one in held:
         groups.setdefault((re.sub(r"\d+", "*", one.name), one.shape, one.dtype), []).append(one)
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
