@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import bp_convert
 from benchmarks.clock import machine
 from benchmarks.real_models import minilm
-from bp_convert.data import Examples, from_tensors
+from bp_convert.data import Examples, examples_for, from_tensors
 from recipes import assets
 
 METHODS = ("svd", "kron", "svd-data", "kron-data")
@@ -106,9 +106,7 @@ def sentences(examples: int) -> Task:
         probe = assets.probe_accuracy(assets.sentence_vectors(small, texts), topics)
         return {"cosine": float((vectors * wanted).sum(1).mean()), "probe": probe}
 
-    from bp_convert.data import load_examples
-
-    return Task(model, load_examples(batches, count=examples), score)
+    return Task(model, examples_for(model, batches, count=examples), score)
 
 
 def _tokens(tokenizer: Any, texts: list[str]) -> dict[str, Tensor]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from bp_convert.data.examples import Examples
 from bp_convert.data.factory import Data
-from bp_convert.data.loading import examples_for, from_tensors, load_examples
-from bp_convert.data.share import Share
-from bp_convert.data.split import Split, Uses, split_for
-from bp_convert.graph.example import adapt
+from bp_convert.data.share import Share, from_tensors
+from bp_convert.data.split import Split, Uses, examples_for, split_for
 
 __all__ = [
     "Data",
@@ -15,9 +13,7 @@ __all__ = [
     "Share",
     "Split",
     "Uses",
-    "adapt",
     "examples_for",
     "from_tensors",
-    "load_examples",
     "split_for",
 ]

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from bp_convert.data.dataset import Item, Rows
+from bp_convert.data.dataset import Item, Rows, placed
 from bp_convert.errors import DataError
 
 
@@ -61,11 +61,9 @@ class ArrayRows(Rows):
 
     def __getitems__(self, rows: Sequence[int]) -> Item:
         taken = {key: self._columns[key].take(rows) for key in self._inputs}
-        return (
-            tuple(taken[key] for key, word in self._inputs.items() if word is None),
-            {word: taken[key] for key, word in self._inputs.items() if word is not None},
-            None if self._labels is None else as_labels(self._columns[self._labels].take(rows)),
-        )
+        if self._labels is None:
+            return *placed(taken, self._inputs), None
+        return *placed(taken, self._inputs), as_labels(self._columns[self._labels].take(rows))
 
 
 def as_labels(labels: Tensor) -> Tensor:

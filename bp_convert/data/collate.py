@@ -44,12 +44,12 @@ def assign(
     if len(inputs) == 1 and len(specs) <= 1:
         return {inputs[0]: wanted[0] if specs else None}, labels
     if not specs:
-        positions = sorted((one for one in inputs if _position(one) is not None), key=_position_of)
+        positions = _by_position(inputs)
         return {
             **dict.fromkeys(positions),
             **{one: one for one in inputs if one not in positions},
         }, labels
-    unnamed = sorted((one for one in inputs if _position(one) is not None), key=_position_of)
+    unnamed = _by_position(inputs)
     found: dict[str, str | None] = {}
     for name in wanted:
         match = name if name in inputs else None
@@ -64,14 +64,11 @@ def assign(
     return found, labels
 
 
-def _position(name: str) -> int | None:
-    """Read the number in ``arr_0``, which is how numpy names arrays without a name."""
-    number = name.removeprefix("arr_")
-    return int(number) if number.isdecimal() else None
-
-
-def _position_of(name: str) -> int:
-    return _position(name) or 0
+def _by_position(names: Sequence[str]) -> list[str]:
+    """Return the names that end in a number, as numpy's ``arr_0`` do, in its order."""
+    numbers = {one: one.removeprefix("arr_") for one in names}
+    counted = [one for one in names if numbers[one].isdecimal()]
+    return sorted(counted, key=lambda one: int(numbers[one]))
 
 
 def _misnamed(names: Sequence[str], specs: Sequence[TensorSpec], where: str) -> DataError:

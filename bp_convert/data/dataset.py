@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from torch import Tensor
@@ -76,6 +76,14 @@ class Stream(IterableDataset[Any]):
         return iter(self._first.pop() if self._first else self._make())
 
 
+def placed(values: Mapping[str, Any], words: Mapping[str, str | None]) -> Batch:
+    """Make named values arguments of forward: by the keyword of each name, or by place."""
+    return (
+        tuple(values[name] for name, word in words.items() if word is None),
+        {word: values[name] for name, word in words.items() if word is not None},
+    )
+
+
 def empty(where: str) -> DataError:
     """Return the error of a source without examples."""
     return DataError(
@@ -84,8 +92,3 @@ def empty(where: str) -> DataError:
         allowed="at least one example",
         fix="check the path; name the folder or the file that holds the data",
     )
-
-
-def chunks(rows: Sequence[int], batch: int) -> list[Sequence[int]]:
-    """Cut row numbers into batches."""
-    return [rows[start : start + batch] for start in range(0, len(rows), batch)]

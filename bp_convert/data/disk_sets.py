@@ -14,25 +14,22 @@ from torch import Tensor
 from bp_convert.data import images
 from bp_convert.data.arrays import as_labels
 from bp_convert.data.collate import LABELS, assign
-from bp_convert.data.dataset import Item, Part, Rows
+from bp_convert.data.dataset import Item, Part, Rows, placed
 from bp_convert.data.locator import Locator
 from bp_convert.data.pictures import OPTIONS, Pictures
 from bp_convert.data.text_lines import TextLines
 from bp_convert.errors import DataError
 from bp_convert.values.tensors import TensorSpec
 
+PARTS = "dataset_dict.json"  # in a folder of several sets
 _HELD = ("validation", "valid", "val", "test")
 TEXT = ("text", "sentence", "content")
 
 
 def is_here(folder: Path) -> bool:
     """Tell whether a folder was written by ``save_to_disk``."""
-    return is_whole(folder) or (folder / "dataset_dict.json").is_file()
-
-
-def is_whole(folder: Path) -> bool:
-    """Tell whether a saved set has no parts."""
-    return (folder / "dataset_info.json").is_file() and (folder / "state.json").is_file()
+    whole = (folder / "dataset_info.json").is_file() and (folder / "state.json").is_file()
+    return whole or (folder / PARTS).is_file()
 
 
 def open_set(
@@ -46,32 +43,29 @@ def open_set(
     try:
         import datasets
     except ImportError as problem:
-        raise DataError(
-            where=source.where,
-            found="a folder of datasets, which is not installed",
-            allowed="datasets installed",
-            fix="pip install 'bp-convert[datasets]'",
+        raise source.bad(
+            "a folder of datasets, which is not installed",
+            "datasets installed",
+            "pip install 'bp-convert[datasets]'",
         ) from problem
     try:
         found: Any = datasets.load_from_disk(str(source.path))
     except Exception as problem:  # the library raises of every kind
         lines = str(problem).strip().splitlines() or ["no message"]
-        raise DataError(
-            where=source.where,
-            found=f"a set that cannot be read: {type(problem).__name__}: {lines[0]}",
-            allowed="a folder that save_to_disk wrote",
-            fix="save it again",
+        raise source.bad(
+            f"a set that cannot be read: {type(problem).__name__}: {lines[0]}",
+            "a folder that save_to_disk wrote",
+            "save it again",
         ) from problem
     split = ""
     if isinstance(found, dict):
         wanted = ["train"] if part == "train" else list(_HELD)
         split = next((one for one in wanted if one in found), "")
         if not split:
-            raise DataError(
-                where=source.where,
-                found=f"splits {', '.join(found)}",
-                allowed=f"one named {' or '.join(wanted)}",
-                fix="name one of its folders instead",
+            raise source.bad(
+                f"splits {', '.join(found)}",
+                f"one named {' or '.join(wanted)}",
+                "name one of its folders instead",
             )
         found = found[split]
     kinds = {name: type(feature).__name__ for name, feature in found.features.items()}
@@ -84,7 +78,19 @@ def open_set(
     return _Arrays(source, specs, found, split)
 
 
-class _Images(Pictures):
+class _Labelled(Rows):
+    """A saved set that may have a column of class numbers."""
+
+    _data: Any
+
+    def _labels_of(self, rows: Sequence[int]) -> Tensor | None:
+        label = next((one for one in LABELS if one in self._data.features), None)
+        if label is None:
+            return None
+        return torch.tensor(self._data.select_columns([label])[list(rows)][label])
+
+
+class _Images(_Labelled, Pictures):
     """A column of images, and one of labels."""
 
     def __init__(
@@ -94,7 +100,6 @@ class _Images(Pictures):
         super().__init__(source)
         self.split = split
         self._data, self._column = found, column
-        self._label = next((one for one in LABELS if one in found.features), None)
         self._look = images.look_for(source, specs, self._first())
 
     def __len__(self) -> int:
@@ -108,11 +113,8 @@ class _Images(Pictures):
         found: list[Image.Image] = self._data[list(rows)][self._column]
         return found
 
-    def _labels_of(self, rows: Sequence[int]) -> Tensor | None:
-        return _numbers(self._data, self._label, rows)
 
-
-class _Lines(TextLines):
+class _Lines(_Labelled, TextLines):
     """A column of text, cut by the model's tokenizer."""
 
     def __init__(
@@ -126,7 +128,6 @@ class _Lines(TextLines):
     ) -> None:
         self.split = split
         self._data, self._column = found, column
-        self._label = next((one for one in LABELS if one in found.features), None)
         super().__init__(source, specs, tokenizer)
 
     def _index(self) -> None:
@@ -135,9 +136,6 @@ class _Lines(TextLines):
 
     def _text(self, row: int) -> str:
         return str(self._data[row][self._column])
-
-    def _labels_of(self, rows: Sequence[int]) -> Tensor | None:
-        return _numbers(self._data, self._label, rows)
 
 
 class _Arrays(Rows):
@@ -165,13 +163,5 @@ class _Arrays(Rows):
                     allowed="numbers of one shape in every row",
                     fix="pad them, or leave the column out",
                 )
-        args = tuple(found[name] for name, word in self._inputs.items() if word is None)
-        kwargs = {word: found[name] for name, word in self._inputs.items() if word is not None}
-        return args, kwargs, None if self._label is None else as_labels(found[self._label])
-
-
-def _numbers(data: Any, column: str | None, rows: Sequence[int]) -> Tensor | None:
-    """Return class numbers, or None where there are none."""
-    if column is None:
-        return None
-    return torch.tensor(data.select_columns([column])[list(rows)][column])
+        label = None if self._label is None else as_labels(found[self._label])
+        return *placed(found, self._inputs), label

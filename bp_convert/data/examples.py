@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bp_convert.data.collate import Accepts, fit_batch
-from bp_convert.data.dataset import Batch, Item, Rows, Stream, chunks, empty
+from bp_convert.data.dataset import Batch, Item, Rows, Stream, empty
 from bp_convert.data.items import batched, cut_item, is_plain, joined, users_code
 from bp_convert.errors import DataError
 from bp_convert.graph.tree import named_tensors, rows_in
@@ -66,7 +66,8 @@ def read_rows(
         DataError: they cannot be read, or do not fit.
     """
     with data.draws or contextlib.nullcontext():
-        items = [data.__getitems__(part) for part in chunks(rows, batch)]
+        starts = range(0, len(rows), batch)
+        items = [data.__getitems__(rows[start : start + batch]) for start in starts]
     return _checked(items, data, accepts)
 
 

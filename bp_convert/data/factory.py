@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
 
 from bp_convert.data.arrays import ArrayRows, of_tensors, open_arrays
 from bp_convert.data.collate import assign
@@ -19,7 +20,6 @@ from bp_convert.data.items import (
     is_item,
     is_plain,
     is_single,
-    is_stream,
     is_structure,
     name_inputs,
     split_item,
@@ -82,8 +82,7 @@ def open_data(
 
 
 def has_parts(data: str | Path) -> bool | None:
-    """Tell whether a source keeps what is learnt and what is scored apart by itself; None where
-    opening it has to tell."""
+    """Tell whether a source brings parts of its own; None where opening it has to tell."""
     from bp_convert.data import disk_sets
 
     locator = Locator.parse(data)
@@ -91,8 +90,7 @@ def has_parts(data: str | Path) -> bool | None:
         return None
     path = locator.path
     if path.is_dir():
-        saved = disk_sets.is_here(path) and not disk_sets.is_whole(path)
-        return saved or _half(path, "train") is not None
+        return (path / disk_sets.PARTS).is_file() or _half(path, "train") is not None
     return not path.exists()  # a data set by name
 
 
@@ -121,13 +119,12 @@ def _open_source(
     if locator.name in vision_sets.names():
         return vision_sets.VisionSet(locator, specs, part, download=download)
     near = difflib.get_close_matches(locator.name, vision_sets.names(), n=2)
-    raise DataError(
-        where=locator.where,
-        found=f"a file of an unknown kind, {path.suffix or 'without a suffix'}"
+    raise locator.bad(
+        f"a file of an unknown kind, {path.suffix or 'without a suffix'}"
         if path.is_file()
         else "nothing with that path or name",
-        allowed=FORMS,
-        fix=f"did you mean {' or '.join(near)}?"
+        FORMS,
+        f"did you mean {' or '.join(near)}?"
         if near
         else "check the path; other kinds of data come through FILE.py:LOADER",
     )
@@ -167,9 +164,14 @@ def _of_code(
         readable = hasattr(found, "__iter__") or hasattr(found, "__getitem__")
         make = found if callable(found) and not readable else None
         opened: Any = found() if make is not None or isinstance(found, type) else found
+        indexed = hasattr(opened, "__getitem__") and hasattr(opened, "__len__")
         if is_item(opened):
             rows: Rows | Stream = array_rows(split_item(opened, specs, where), where)
-        elif is_stream(opened) or _holds_batches(opened, specs, where):
+        elif (
+            isinstance(opened, DataLoader | IterableDataset)
+            or not indexed
+            or _holds_batches(opened, specs, where)
+        ):
             rows = Stream(opened, make)
         else:
             rows = ItemRows(opened, specs, where)
@@ -212,11 +214,10 @@ def tensor_rows(
         DataError: the tensors do not fit each other.
     """
     if isinstance(inputs, Mapping):
-        item: Item = ((), dict(inputs), labels)
+        rows = array_rows(((), dict(inputs), labels), where)
     else:
         values = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
-        item = name_inputs(values, specs, labels)
-    rows = array_rows(item, where)
+        rows = array_rows(name_inputs(values, specs, labels), where)
     rows.text, rows.specs = text, specs
     return rows
 

@@ -28,9 +28,6 @@ class ImageFolder(Pictures):
             their names, empty ones included.
         specs: the model's inputs.
 
-    Attributes:
-        split: words for the part of a larger folder that this is, else empty.
-
     Raises:
         DataError: there is no image, or they lie both in the folder and below it, or deeper.
     """

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from bp_convert.data.dataset import Batch
 from bp_convert.data.locator import Locator
-from bp_convert.errors import DataError
 from bp_convert.values.tensors import TensorSpec
 
 # torchvision's normalisation of ImageNet, which its weights and most of timm's expect
@@ -77,38 +76,33 @@ def look_for(
         DataError: the model takes no image, or the normalisation does not fit its channels.
     """
     if len(specs) > 1 or (specs and (len(specs[0].shape) != 3 or "float" not in specs[0].dtype)):
-        raise DataError(
-            where=source.where,
-            found="images",
-            allowed=f"what the model takes: {' and '.join(str(spec) for spec in specs)}",
-            fix="give the data as a .npz file with one array for each input",
+        raise source.bad(
+            "images",
+            f"what the model takes: {' and '.join(str(spec) for spec in specs)}",
+            "give the data as a .npz file with one array for each input",
         )
     grey = first.mode in {"1", "L", "LA", "F"} or first.mode.startswith("I")
     shape = (1 if grey else 3, first.height, first.width)
     channels, height, width = specs[0].shape if specs else shape
     if channels not in {1, 3}:
-        raise DataError(
-            where=source.where,
-            found="images of 1 or 3 channels",
-            allowed=f"{channels} channels, as the model's input {specs[0]} has",
-            fix="give the data as a .npy array of that shape",
+        raise source.bad(
+            "images of 1 or 3 channels",
+            f"{channels} channels, as the model's input {specs[0]} has",
+            "give the data as a .npy array of that shape",
         )
     usual: tuple[tuple[float, ...], tuple[float, ...]] = ((0.0,), (1.0,))
     if channels == 3:
         usual = IMAGENET
     if own is not None:
-        usual = own if len(own[0]) in {1, channels} else (_grey(own[0]), _grey(own[1]))
+        usual = own
+        if len(own[0]) not in {1, channels}:
+            usual = (sum(own[0]) / len(own[0]),), (sum(own[1]) / len(own[1]),)
     mean, std = (source.numbers(key) or usual[i] for i, key in enumerate(NUMBERS))
     for key, numbers in (("mean", mean), ("std", std)):
         if len(numbers) not in {1, channels} or (key == "std" and min(numbers) <= 0):
-            raise DataError(
-                where=source.where,
-                found=f"{key}={','.join(str(n) for n in numbers)}",
-                allowed=f"one number or {channels}, and std above 0",
-                fix="give one number for each channel",
+            raise source.bad(
+                f"{key}={','.join(str(n) for n in numbers)}",
+                f"one number or {channels}, and std above 0",
+                "give one number for each channel",
             )
     return Look((channels, height, width), mean, std, specs[0].name if specs else None)
-
-
-def _grey(values: tuple[float, ...]) -> tuple[float, ...]:
-    return (sum(values) / len(values),)

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from bp_convert.data.arrays import as_labels
 from bp_convert.data.collate import assign
-from bp_convert.data.dataset import Batch, Item, Rows
+from bp_convert.data.dataset import Batch, Item, Rows, placed
 from bp_convert.errors import BpConvertError, DataError
 from bp_convert.graph.running import Args
 from bp_convert.graph.tree import tensors_in
@@ -51,11 +51,8 @@ def split_item(item: object, specs: Sequence[TensorSpec], where: str) -> Item:
     if isinstance(item, Mapping):
         values = {str(key): _tensor(value) for key, value in item.items()}
         inputs, key_of_label = assign(list(values), specs, where)
-        return (
-            tuple(values[key] for key, word in inputs.items() if word is None),
-            {word: values[key] for key, word in inputs.items() if word is not None},
-            None if key_of_label is None else torch.as_tensor(values[key_of_label]),
-        )
+        label = None if key_of_label is None else torch.as_tensor(values[key_of_label])
+        return *placed(values, inputs), label
     if not isinstance(item, Sequence) or isinstance(item, str) or not item:
         raise DataError(
             where=where,
@@ -108,11 +105,11 @@ def _is_pictures(value: object, specs: Sequence[TensorSpec]) -> bool:
 
 def name_inputs(values: Args, specs: Sequence[TensorSpec], label: Tensor | None) -> Item:
     """Give inputs, in the order of the model's, the keywords of its forward."""
-    names = [spec.name for spec in specs] or [None] * len(values)
-    pairs = list(zip(names, values, strict=True)) if len(names) == len(values) else []
+    if len(specs) != len(values):
+        return values, {}, label
+    pairs = list(zip([spec.name for spec in specs], values, strict=True))
     args = tuple(value for name, value in pairs if name is None)
-    kwargs = {name: value for name, value in pairs if name is not None}
-    return (args, kwargs, label) if pairs else (values, {}, label)
+    return args, {name: value for name, value in pairs if name is not None}, label
 
 
 def _tensor(value: Any) -> Any:
@@ -237,9 +234,3 @@ def users_code(where: str) -> Iterator[None]:
             "makes one",
             fix="mend the loader; it must run on its own",
         ) from problem
-
-
-def is_stream(value: object) -> bool:
-    """Tell whether a value can only be read from its start."""
-    indexed = hasattr(value, "__getitem__") and hasattr(value, "__len__")
-    return isinstance(value, DataLoader | IterableDataset) or not indexed

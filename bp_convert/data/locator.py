@@ -46,11 +46,10 @@ class Locator:
         try:
             pairs = parse_qsl(query, strict_parsing=True, separator="&") if query else []
         except ValueError:
-            raise DataError(
-                where=f"data {text}",
-                found=f"options {query!r}",
-                allowed="name=value&name=value after the ?",
-                fix="write for example images?mean=0.5,0.5,0.5&std=0.5,0.5,0.5",
+            raise cls(text, name).bad(
+                f"options {query!r}",
+                "name=value&name=value after the ?",
+                "write for example images?mean=0.5,0.5,0.5&std=0.5,0.5,0.5",
             ) from None
         return cls(text, name, dict(pairs))
 
@@ -58,6 +57,10 @@ class Locator:
     def where(self) -> str:
         """Name the source in an error."""
         return f"data {self.text}"
+
+    def bad(self, found: str, allowed: str, fix: str) -> DataError:
+        """Return the error of this source."""
+        return DataError(where=self.where, found=found, allowed=allowed, fix=fix)
 
     @property
     def path(self) -> Path:
@@ -80,11 +83,10 @@ class Locator:
         for key in self.options:
             if key not in allowed:
                 near = difflib.get_close_matches(key, allowed, n=1)
-                raise DataError(
-                    where=self.where,
-                    found=f"the option {key}",
-                    allowed=f"options: {', '.join(allowed) or 'none for this kind of source'}",
-                    fix=f"did you mean {near[0]}?" if near else "leave it out",
+                raise self.bad(
+                    f"the option {key}",
+                    f"options: {', '.join(allowed) or 'none for this kind of source'}",
+                    f"did you mean {near[0]}?" if near else "leave it out",
                 )
 
     def numbers(self, key: str) -> tuple[float, ...] | None:
@@ -98,9 +100,8 @@ class Locator:
         try:
             return tuple(float(one) for one in self.options[key].split(","))
         except ValueError:
-            raise DataError(
-                where=self.where,
-                found=f"{key}={self.options[key]}",
-                allowed="numbers joined by commas, one a channel",
-                fix=f"write for example {key}=0.5,0.5,0.5",
+            raise self.bad(
+                f"{key}={self.options[key]}",
+                "numbers joined by commas, one a channel",
+                f"write for example {key}=0.5,0.5,0.5",
             ) from None

@@ -35,11 +35,10 @@ class Pictures(Rows):
         self._source, self.where = source, source.where
         self._skips = source.options.get("broken", "stop") == "skip"
         if source.options.get("broken", "skip") not in ("stop", "skip"):
-            raise DataError(
-                where=source.where,
-                found=f"broken={source.options['broken']}",
-                allowed="broken=stop or broken=skip",
-                fix="write broken=skip to leave broken images out",
+            raise source.bad(
+                f"broken={source.options['broken']}",
+                "broken=stop or broken=skip",
+                "write broken=skip to leave broken images out",
             )
 
     def __getitems__(self, rows: Sequence[int]) -> Item:
@@ -82,7 +81,9 @@ class Pictures(Rows):
             DataError: the first is broken and none is to be left out, or all are broken.
         """
         if self._skips:
-            self.broken = self._find_broken()
+            with ThreadPoolExecutor(self.threads) as pool:
+                problems = enumerate(pool.map(self._problem, range(len(self))))
+                self.broken = frozenset(row for row, problem in problems if problem is not None)
         first = next((row for row in range(len(self)) if row not in self.broken), 0)
         try:
             return self._picture(first)
@@ -90,11 +91,6 @@ class Pictures(Rows):
             raise
         except Exception as problem:
             raise self._unreadable([first], problem) from problem
-
-    def _find_broken(self) -> frozenset[int]:
-        with ThreadPoolExecutor(self.threads) as pool:
-            found = pool.map(self._problem, range(len(self)))
-            return frozenset(row for row, problem in enumerate(found) if problem is not None)
 
     def _problem(self, row: int) -> Exception | None:
         try:
@@ -121,12 +117,11 @@ class Pictures(Rows):
         least = "at least " if late else ""
         text = self._source.text
         option = f"{text}{'&' if self._source.options else '?'}broken=skip"
-        return DataError(
-            where=self._source.where,
-            found=f"{least}{len(found):,} of {len(self):,} images cannot be read: {names}{more} "
+        return self._source.bad(
+            f"{least}{len(found):,} of {len(self):,} images cannot be read: {names}{more} "
             f"(such as {type(problem).__name__}: {problem})",
-            allowed="whole images",
-            fix="there is no other image"
+            "whole images",
+            "there is no other image"
             if self._skips
             else "mend or remove "
             f"{'it' if len(found) == 1 else 'them'}, or leave broken images out: {option}",

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 
 import torch
+from torch import Tensor
 
 from bp_convert.data.collate import Accepts
 from bp_convert.data.dataset import Batch, Rows, Stream, empty
 from bp_convert.data.examples import Examples, digest_of, read_rows, read_stream
+from bp_convert.data.factory import tensor_rows
 from bp_convert.errors import DataError
 from bp_convert.graph.tree import rows_in
 from bp_convert.randomness import mixed
+from bp_convert.values.tensors import TensorSpec
 
 EXAMPLES = 512  # that are calibrated on, where the caller does not say
 FRESH = 32  # examples on which a fitted model is compared with its source
@@ -44,6 +47,15 @@ class Share:
     others: tuple[int, ...] = ()
     given: Examples | None = None
 
+    def __post_init__(self) -> None:
+        if self.count is not None and min(self.count, self.batch) < 1 and self.data is not None:
+            raise DataError(
+                where=self.data.where,
+                found=f"count {self.count}, batch {self.batch}",
+                allowed="a count and a batch of at least 1",
+                fix="ask for at least one example",
+            )
+
     @cached_property
     def examples(self) -> Examples:
         """The examples in memory; read once.
@@ -64,18 +76,16 @@ class Share:
             batches, labels = read_stream(data, self.count, self.skip, self.batch, self.accepts)
             of = f" examples of {data.text}"
         count = sum(rows_in(one) for one in batches)
+        fewer = f" ({self.count:,} asked for)" if self.count and count < self.count else ""
         return Examples(
             tuple(batches),
             labels,
             count,
-            f"{count:,}{of}{self._fewer(count)}",
+            f"{count:,}{of}{fewer}",
             digest_of(batches, labels),
             self.numbers,
             partial(_others, data, self.others, self.accepts) if isinstance(data, Rows) else None,
         )
-
-    def _fewer(self, count: int) -> str:
-        return f" ({self.count:,} asked for)" if self.count and count < self.count else ""
 
     @property
     def numbers(self) -> tuple[int, ...] | None:
@@ -93,8 +103,7 @@ def _others(data: Rows, rows: tuple[int, ...], accepts: Accepts | None) -> Batch
 
 
 def shuffled(data: Rows, seed: int) -> list[int]:
-    """Return the numbers of a source's examples in the order that its seed gives, broken ones left
-    out.
+    """Return the numbers of a source's whole examples in the order that the seed gives.
 
     Raises:
         DataError: there is none.
@@ -161,17 +170,30 @@ def broken_words(count: int) -> str:
     return f"{count:,} broken image{'' if count == 1 else 's'} left out"
 
 
-def at_least_one(count: int, batch: int, where: str) -> int:
-    """Return how many examples are asked for.
+def from_tensors(
+    inputs: Tensor | Mapping[str, Tensor] | Sequence[Tensor],
+    labels: Tensor | None = None,
+    specs: Sequence[TensorSpec] = (),
+    *,
+    count: int | None = None,
+    batch: int = 32,
+    seed: int = 0,
+) -> Examples:
+    """Make examples of tensors in memory.
+
+    Args:
+        inputs: (N, ...), for a forward of one input; a mapping by forward's keywords; or a
+            sequence of the positional inputs, each (N, ...).
+        labels: (N, ...), or None.
+        specs: the model's inputs, to check against.
+        count: examples to choose by the seed; None takes all, in their order.
+        batch: examples in a batch.
+        seed: of the choice.
 
     Raises:
-        DataError: it is none.
+        DataError: there is no example, or the tensors do not fit each other or the model.
     """
-    if min(count, batch) < 1:
-        raise DataError(
-            where=where,
-            found=f"count {count}, batch {batch}",
-            allowed="a count and a batch of at least 1",
-            fix="ask for at least one example",
-        )
-    return count
+    data = tensor_rows(inputs, labels, specs, "data tensors", "tensors")
+    order = shuffled(data, seed)
+    rows = sorted(order) if count is None else first_rows(order, count)
+    return Share(data, tuple(rows), count, batch=batch).examples

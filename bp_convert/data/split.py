@@ -1,10 +1,9 @@
 """Which examples each use of a job gets: one rule, computed once, handed down.
 
-Of a source with numbers, one permutation by the seed is cut: calibration takes its start and
-evaluation its end, so that they never meet. Training learns all that is not scored, and holds out
-of it what nothing was fitted to. Of a stream calibration takes the start and evaluation what
-follows; training reads all of it, so that nothing of it can be scored. Published sets bring a part
-for each.
+One permutation of a source by the seed is cut: calibration takes its start and evaluation its end.
+Training learns all that is not scored, and holds out of it what nothing was fitted to. Of a stream
+calibration takes the start and evaluation what follows; training reads it whole, so that nothing
+of it can be scored. Published sets bring a part for each.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,12 @@ from torch import nn
 from bp_convert.data.collate import Accepts
 from bp_convert.data.dataset import Part, Rows, Stream, empty
 from bp_convert.data.examples import Examples, used_up
-from bp_convert.data.factory import has_parts, open_data
+from bp_convert.data.factory import Data, has_parts, open_data
 from bp_convert.data.locator import Locator
 from bp_convert.data.share import (
     EXAMPLES,
     FRESH,
     Share,
-    at_least_one,
     broken_words,
     first_rows,
     last_rows,
@@ -130,6 +128,31 @@ def split_for(
     return _Rule(model, uses, settings or Settings(), inputs, batch, tokenizer, download).split()
 
 
+def examples_for(
+    model: nn.Module,
+    data: Data,
+    settings: Settings | None = None,
+    *,
+    count: int = EXAMPLES,
+    batch: int = 32,
+    tokenizer: str | Path | None = None,
+) -> Examples:
+    """Turn whatever holds data into examples that fit ``model``.
+
+    Args:
+        data: as ``open_data`` takes it; Examples are returned as they are.
+        count: examples at most, chosen by the settings' seed.
+        settings, batch, tokenizer: as for ``split_for``.
+
+    Raises:
+        DataError: the data cannot be read or does not fit.
+    """
+    uses = Uses(calibrate=data, count=count)
+    split = split_for(model, uses, settings, batch=batch, tokenizer=tokenizer)
+    assert split.calibrate is not None
+    return split.calibrate.examples
+
+
 @dataclass(frozen=True)
 class _Rule:
     model: nn.Module
@@ -148,14 +171,14 @@ class _Rule:
         if uses.calibrate is not None and (uses.fits or same):
             calibrate = self._taken(uses.calibrate, "train", self._start)
         if uses.evaluate is not None:
-            taken = _size(calibrate) if same and calibrate is not None else 0
+            taken = 0
+            if same and calibrate is not None:
+                taken = calibrate.count or 0 if calibrate.rows is None else len(calibrate.rows)
             evaluate = self._taken(uses.evaluate, "test", partial(self._end, taken=taken))
         calibrate = calibrate if uses.fits else None
         if uses.learn is not None:
             train, validate, notes = self._training(calibrate, evaluate)
         return Split(calibrate, train, validate, evaluate, tuple(notes))
-
-    # In memory
 
     @cached_property
     def specs(self) -> tuple[TensorSpec, ...]:
@@ -185,7 +208,7 @@ class _Rule:
 
     def _start(self, data: Rows | Stream) -> Share:
         """Cut out what is calibrated on: of rows, all but what training and a score need."""
-        uses, count = self.uses, at_least_one(self.uses.count, self.batch, data.where)
+        uses, count = self.uses, self.uses.count
         known = Share(data, None, count, 0, self.batch, self._accepts)
         if isinstance(data, Stream):
             return known
@@ -201,7 +224,7 @@ class _Rule:
 
     def _end(self, data: Rows | Stream, taken: int) -> Share:
         """Cut out what is scored: none of what calibration took, and half where training learns."""
-        count = at_least_one(self.uses.scored, self.batch, data.where)
+        count = self.uses.scored
         if isinstance(data, Stream):
             return Share(data, None, count, taken, self.batch, self._accepts)
         order = shuffled(data, self.settings.seed)
@@ -216,19 +239,13 @@ class _Rule:
 
     @cached_property
     def _accepts(self) -> Accepts:
-        known: dict[tuple[TensorSpec, tuple[int, ...]], bool] = {}
-
+        @cache
         def accepts(spec: TensorSpec, shape: tuple[int, ...]) -> bool:
-            if (spec, shape) not in known:
-                other = spec.model_copy(update={"shape": shape})
-                known[spec, shape] = runs(
-                    self.model, SampleInputs(tuple(other if s == spec else s for s in self.specs))
-                )
-            return known[spec, shape]
+            other = spec.model_copy(update={"shape": shape})
+            specs = tuple(other if one == spec else one for one in self.specs)
+            return runs(self.model, SampleInputs(specs))
 
         return accepts
-
-    # Training
 
     def _training(
         self, calibrate: Share | None, evaluate: Share | None
@@ -292,11 +309,6 @@ class _Rule:
         if key not in self.opened:
             self.opened[key] = open_data(data, specs, tokenizer=self.tokenizer)
         return self.opened[key]
-
-
-def _size(share: Share) -> int:
-    """Return how many examples calibration takes of a source that is scored too."""
-    return (share.count or 0) if share.rows is None else len(share.rows)
 
 
 def _whole(data: Rows | Stream) -> Share:

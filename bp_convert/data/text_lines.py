@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bp_convert.data.dataset import Item, Rows
+from bp_convert.data.dataset import Item, Rows, placed
 from bp_convert.data.locator import Locator
-from bp_convert.errors import DataError
 from bp_convert.graph.example import OPTIONAL
 from bp_convert.values.tensors import TensorSpec
 
@@ -42,7 +41,7 @@ class TextLines(Rows):
         self, source: Locator, specs: Sequence[TensorSpec], tokenizer: str | Path | None
     ) -> None:
         source.admit(("length",))
-        self.where = source.where
+        self.where, self._bad = source.where, source.bad
         self._path = source.path
         self._starts: array[int] = array("q")
         self._index()
@@ -63,9 +62,7 @@ class TextLines(Rows):
             return_attention_mask=True,
             return_tensors="pt",
         )
-        args = tuple(encoded[key] for key, word in self._names.items() if word is None)
-        kwargs = {word: encoded[key] for key, word in self._names.items() if word is not None}
-        return args, kwargs, self._labels_of(rows)
+        return *placed(encoded, self._names), self._labels_of(rows)
 
     def _labels_of(self, rows: Sequence[int]) -> Tensor | None:
         return None if self._labels is None else torch.tensor([self._labels[row] for row in rows])
@@ -191,9 +188,6 @@ class TextLines(Rows):
                 "write for example text.txt?length=64",
             )
         return int(numbers[0])
-
-    def _bad(self, found: str, allowed: str, fix: str) -> DataError:
-        return DataError(where=self.where, found=found, allowed=allowed, fix=fix)
 
 
 def _numbered(codes: Sequence[int], known: dict[str, int]) -> list[int]:

@@ -56,9 +56,6 @@ class VisionSet(Pictures):
         download: let torchvision fetch the files where they are not there; else nothing is
             downloaded.
 
-    Attributes:
-        split: words for the split that is read, empty where the set has none.
-
     Raises:
         DataError: the files are not there, or the set is not one of images.
     """
@@ -75,16 +72,17 @@ class VisionSet(Pictures):
         super().__init__(source)
         root = Path(source.options.get("root", ROOT)).expanduser()
         kind: Any = getattr(datasets, source.name)
-        options: dict[str, Any] = {"download": download} if "download" in _parameters(kind) else {}
         if source.name in {"EMNIST", "QMNIST", "PhotoTour"}:  # their split is another thing
             raise self._bad("a data set with options of its own", "give it as FILE.py:LOADER")
-        self.split = ""
+        known = _parameters(kind)
+        options: dict[str, Any] = {"download": download} if "download" in known else {}
         tries: list[dict[str, Any]] = [{}]
-        if "train" in _parameters(kind):
-            self.split, tries = part, [{"train": part == "train"}]
-        elif "split" in _parameters(kind):
+        if "train" in known:
+            tries = [{"train": part == "train"}]
+        elif "split" in known:
             words = ["train"] if part == "train" else ["test", "val", "valid"]
-            self.split, tries = part, [{"split": word} for word in words]
+            tries = [{"split": word} for word in words]
+        self.split = part if tries[0] else ""
         for attempt in tries:
             try:
                 self._data: Any = kind(root, **options, **attempt)
@@ -115,7 +113,7 @@ class VisionSet(Pictures):
         return image
 
     def _bad(self, found: str, fix: str) -> DataError:
-        return DataError(where=self.where, found=found, allowed="a data set of images", fix=fix)
+        return self._source.bad(found, "a data set of images", fix)
 
     def _missing(self, kind: Any, name: str, root: Path, problem: Exception) -> DataError:
         inside = getattr(kind, "base_folder", None)
@@ -123,9 +121,8 @@ class VisionSet(Pictures):
             inside = f"{name}/raw"
         home = root / inside if isinstance(inside, str) else root
         text = str(problem).splitlines() or ["no message"]
-        return DataError(
-            where=self.where,
-            found=f"torchvision cannot read it: {type(problem).__name__}: {text[0]}",
-            allowed=f"its files, unpacked, in {home}; nothing is downloaded",
-            fix=f"put them there, or name the folder: {name}?root=FOLDER",
+        return self._source.bad(
+            f"torchvision cannot read it: {type(problem).__name__}: {text[0]}",
+            f"its files, unpacked, in {home}; nothing is downloaded",
+            f"put them there, or name the folder: {name}?root=FOLDER",
         )

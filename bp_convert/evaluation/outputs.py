@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.calibration.tap import token_mask
-from bp_convert.data import adapt
 from bp_convert.errors import DataError
+from bp_convert.graph.example import adapt
 from bp_convert.graph.running import Args, Kwargs, inference, run
 from bp_convert.graph.tree import rows_in, tensors_in
 

@@ -86,7 +86,8 @@ def feeds(
     held = split.validate
     beside = None if held is None else _feed(held, settings, place, pinned, shuffle=False)
     assert split.train.data is not None
-    words = f"{learnt.words} of {split.train.data.text}"
+    count = f"{learnt.count:,} examples" if isinstance(learnt, RowsFeed) else "examples"
+    words = f"{count} of {split.train.data.text}"
     if isinstance(beside, RowsFeed):
         words += f", validated on {beside.count:,}"
     return learnt, beside, words
@@ -119,7 +120,6 @@ class RowsFeed:
 
     Attributes:
         passes: in an epoch; of a stream None where that is not known.
-        words: how many examples there are.
     """
 
     def __init__(
@@ -137,7 +137,6 @@ class RowsFeed:
         self._shuffle, self._pinned = shuffle, pinned
         self._rows = torch.as_tensor(share.rows, dtype=torch.int64)
         self.count = len(share.rows)
-        self.words = f"{self.count:,} examples"
         self.passes: int | None = -(-self.count // settings.batch)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Micro]:
@@ -218,8 +217,6 @@ class StreamFeed:
     Its own random numbers are drawn from a state of their own, so that reading ahead or again
     changes nothing in the training.
     """
-
-    words = "examples"
 
     def __init__(self, data: Stream, settings: Training, place: Place) -> None:
         self._data, self._settings, self._place = data, settings, place

@@ -58,7 +58,9 @@ class Trainer:
         )
         self.notes += split.notes
         model = clone(self.source)
-        teacher = None if self.taught_by is None else self._teacher(self.taught_by)
+        teacher = None
+        if self.taught_by is not None:  # its forward may write on its own weights
+            teacher = evaluating(clone(self.taught_by, apart=True).to(engine.device))
         engine.place_model(model)
         objective, micro = self._objective(model, teacher, learnt)
         self.notes.append(objective.words)
@@ -123,11 +125,6 @@ class Trainer:
                 "tenth) or warmup=0.1"
             )
         return self._result(), self._report(loop, expected, resumed)
-
-    def _teacher(self, teacher: nn.Module) -> nn.Module:
-        """Return a copy of the teacher in eval mode on the device; a forward may write on its own
-        weights, so it shares none with the user's."""
-        return evaluating(clone(teacher, apart=True).to(self.engine.device))
 
     def _objective(
         self, model: nn.Module, teacher: nn.Module | None, learnt: Feed

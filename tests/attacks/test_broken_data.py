@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bp_convert.data import load_examples
 from bp_convert.errors import DataError
 from bp_convert.values.tensors import TensorSpec
+from tests.data.crafted import load_examples
 
 SPEC = TensorSpec.parse("4")
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from torch import nn
 
-from bp_convert.data import Examples, Uses, split_for
+from bp_convert.data import Examples, Uses, examples_for, split_for
 from bp_convert.errors import DataError
 from bp_convert.values.settings import Settings
 from bp_convert.values.tensors import TensorSpec
@@ -33,13 +33,26 @@ def refuses(*words: str) -> pytest.RaisesExc[DataError]:
     return pytest.RaisesExc(DataError, check=has_all)
 
 
+class Unknown(nn.Module):
+    """A model of which nothing is known, and that runs on nothing."""
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError
+
+
+def load_examples(data: Any, specs: Sequence[TensorSpec] = (), **asked: Any) -> Examples:
+    """Load examples for a model that takes ``specs``."""
+    settings = Settings(inputs=tuple(specs), seed=asked.pop("seed", 0))
+    return examples_for(Unknown(), data, settings, **asked)
+
+
 def scored(
     source: Any, specs: Sequence[TensorSpec], *, taken: int, count: int = 512, **asked: Any
 ) -> Examples:
     """Return what is left to a score where calibration has taken some examples of a source."""
     uses = Uses(source, taken, evaluate=source, scored=count)
     settings = Settings(inputs=tuple(specs), seed=asked.pop("seed", 0))
-    split = split_for(nn.Identity(), uses, settings, **asked)
+    split = split_for(Unknown(), uses, settings, **asked)
     assert split.evaluate is not None
     return split.evaluate.examples
 

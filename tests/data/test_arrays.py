@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bp_convert.data import from_tensors, load_examples
-from tests.data.crafted import first_column, numbered, refuses, scored, spec
+from bp_convert.data import from_tensors
+from tests.data.crafted import first_column, load_examples, numbered, refuses, scored, spec
 
 
 def test_npy_holds_the_inputs(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import bp_convert
-from bp_convert.data import Examples, Uses, image_folder, load_examples, pictures, split_for
+from bp_convert.data import Examples, Uses, image_folder, pictures, split_for
 from bp_convert.data.factory import open_data
 from bp_convert.errors import DataError
 from bp_convert.values.settings import Settings
-from tests.data.crafted import first_column, image, refuses, scored, spec
+from tests.data.crafted import first_column, image, load_examples, refuses, scored, spec
 from tests.training.test_feed import read
 
 SPECS = [spec("1x8x8")]

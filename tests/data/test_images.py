@@ -10,10 +10,9 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from bp_convert.data import load_examples
 from bp_convert.data.factory import open_data
 from bp_convert.data.images import IMAGENET
-from tests.data.crafted import fashion, first_column, image, refuses, scored, spec
+from tests.data.crafted import fashion, first_column, image, load_examples, refuses, scored, spec
 from tests.tolerances import assert_near
 
 

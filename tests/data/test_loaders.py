@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from bp_convert.data import load_examples
-from tests.data.crafted import first_column, refuses, scored, spec
+from tests.data.crafted import first_column, load_examples, refuses, scored, spec
 
 HEAD = """
 import numpy as np, torch

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bp_convert.data import adapt, from_tensors, load_examples
+from bp_convert.data import from_tensors
 from bp_convert.data.factory import tensor_rows
 from bp_convert.data.share import first_rows, last_rows, parted, shuffled
-from tests.data.crafted import first_column, numbered, refuses, scored, spec
+from bp_convert.graph.example import adapt
+from tests.data.crafted import first_column, load_examples, numbered, refuses, scored, spec
 
 
 def order(total: int, seed: int = 0) -> list[int]:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bp_convert.data import load_examples
-from tests.data.crafted import refuses, scored, spec, tokenizer
+from tests.data.crafted import load_examples, refuses, scored, spec, tokenizer
 
 WORDS = [f"w{i}" for i in range(20)]  # w3 has id 5, after [PAD] and [UNK]
 IDS = "input_ids=int64:1x8<22"
