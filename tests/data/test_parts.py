@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bp_convert.data import from_tensors
+from bp_convert.data import Uses, from_tensors, split_for
 from bp_convert.data.factory import tensor_rows
 from bp_convert.data.share import first_rows, last_rows, parted, shuffled
 from bp_convert.graph.example import adapt
+from bp_convert.values.settings import Settings
 from tests.data.crafted import first_column, load_examples, numbered, refuses, scored, spec
 
 
@@ -65,6 +67,29 @@ def test_the_choice_is_the_one_of_every_version() -> None:
     assert last_rows(order(12, 3), 3, 4, halved=True) == [0, 8, 5]
     learnt, held = parted(12, 0.25, 5, "data", fitted={0, 1, 2}, scored={3})
     assert (learnt, held) == ([0, 1, 2, 4, 5, 6, 7, 8], [9, 10, 11])
+
+
+def test_one_source_for_every_use_is_kept_apart(tmp_path: Path) -> None:
+    """As a recipe does, whose full model and its conversions learn from what is also scored."""
+    np.save(tmp_path / "x.npy", numbered(60, 3))
+    source = str(tmp_path / "x.npy")
+    uses = Uses(source, 10, evaluate=source, scored=20, learn=source, validation=0.2)
+    settings = Settings(inputs=(spec("3"),))
+    rows = {}
+    for name, asked in (("full", replace(uses, fits=False)), ("converted", uses)):
+        split = split_for(Plain(), asked, settings)
+        rows[name] = [
+            set() if one is None else set(one.rows or ())
+            for one in (split.calibrate, split.train, split.validate, split.evaluate)
+        ]
+        calibrated, learnt, held, kept = rows[name]
+        assert learnt | held | kept == set(range(60))
+        assert not kept & (calibrated | learnt | held)
+        assert not held & (calibrated | learnt)
+    assert rows["full"][3] == rows["converted"][3]
+    assert not rows["full"][0]
+    with refuses("learnt from", "leave validation out"):
+        split_for(Plain(), Uses(learn=source, validation=source), settings)
 
 
 def test_examples_know_their_numbers_in_the_source(tmp_path: Path) -> None:
