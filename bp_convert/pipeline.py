@@ -43,6 +43,7 @@ from bp_convert.surgery import Converted, apply_plan, carried_out
 from bp_convert.values.explain import validated
 from bp_convert.values.plan import Plan
 from bp_convert.values.progress import Progress, told
+from bp_convert.values.recipe import BATCHES
 from bp_convert.values.report import Report, Verification
 from bp_convert.values.settings import Init, Settings, SettingsKeywords
 from bp_convert.values.tensors import TensorSpec
@@ -51,7 +52,6 @@ from bp_convert.widths.channel_map import ChannelMaps
 
 # What forward takes: described, or values with the examples on their first axis.
 Inputs = Sequence[TensorSpec | str] | Sequence[Any] | Mapping[str, Any] | Tensor
-BATCHES = (1, 32)  # at which latency is measured where none are named
 # What the functions below take beside settings.
 KEYWORDS = ("calibrate", "evaluate", "metric", "device", "dtype", "measure", "plan", "progress")
 
@@ -171,7 +171,7 @@ def convert(
     *,
     plan: Plan | None = None,
     calibrate: Data | None = None,
-    evaluate: Data | None = None,
+    evaluate: Data | Scorer | None = None,
     metric: str | None = None,
     device: str | None = None,
     dtype: str | None = None,
@@ -191,7 +191,7 @@ def convert(
         calibrate: data by which a target is spent and to which the factors are fitted, as for
             ``plan``; some 256 to 1,024 examples are enough, and labels are not needed.
         evaluate: data to score on, before and after; none of it is calibrated on where it comes
-            from the same source.
+            from the same source. Or a Scorer that has scored the source already.
         metric: what to score, as ``bp_convert.evaluation.Scorer`` knows it; None takes the
             accuracy where there are labels, else the cosine similarity to the source's output.
         device: where the result goes; None leaves it where the source is.
@@ -214,9 +214,12 @@ def convert(
     before = fingerprint_of_data(model)
     given, sample = _request(model, settings, inputs, asked)
     given = given if plan is None else plan.settings
-    split = split_for(model, Uses(calibrate, evaluate=evaluate), given)
+    scorer = evaluate if isinstance(evaluate, Scorer) else None
+    uses = Uses(calibrate, evaluate=None if scorer is not None else evaluate)
+    split = split_for(model, uses, given)
     examples = None if split.calibrate is None else split.calibrate.examples
-    scorer = None if split.evaluate is None else Scorer(model, split.evaluate.examples, metric)
+    if split.evaluate is not None:
+        scorer = Scorer(model, split.evaluate.examples, metric)
     with told(progress) as tell:
         if plan is None:
             ready = prepare(model, given, examples=examples, given=sample, progress=tell)

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from bp_convert import pipeline
 from bp_convert.counting import count_params
 from bp_convert.data import Data, Uses, examples_for, split_for
 from bp_convert.errors import PlanError
 from bp_convert.evaluation import Scorer
-from bp_convert.graph.running import evaluating
+from bp_convert.graph.running import draws_kept
 from bp_convert.kron.als import low_rank
 from bp_convert.planner import candidate_units
 from bp_convert.provenance import machine, versions
+from bp_convert.run.job import Given, Result, run
+from bp_convert.run.opening import SourceModel
+from bp_convert.run.written import Outputs
 from bp_convert.search.candidates import settled
 from bp_convert.search.curves import Curve
 from bp_convert.search.units import Unit
 from bp_convert.values.progress import Progress, told
+from bp_convert.values.recipe import Job
 from bp_convert.values.settings import Settings
 from bp_convert.values.study import Point, Probe, ProbeRow, Sweep
 from bp_convert.values.target import Target
@@ -114,7 +118,7 @@ def _root(curve: Curve, params: float) -> float | None:
 
 
 def sweep(
-    model: nn.Module,
+    model: nn.Module | SourceModel,
     targets: Sequence[Target | str],
     settings: Settings | None = None,
     *,
@@ -122,19 +126,23 @@ def sweep(
     evaluate: Data | None = None,
     metric: str | None = None,
     beside: bool = True,
-    keep: Callable[[nn.Module, Target], Path] | None = None,
-    source: str = "",
-    progress: Progress | None = None,
+    files: Mapping[Target, Path] | None = None,
+    trust: Sequence[str] = (),
+    force: bool = False,
+    progress: Progress | bool | None = None,
 ) -> Sweep:
     """Convert ``model`` to each target in turn, with truncated SVD beside, and compare.
 
+    It is a recipe made in memory: each point is a job of its own, checked and written as any.
+
     Args:
+        model: itself, or with words on where it came from and how it is made.
         targets: one point each, such as ``"params=0.25"``.
         settings: everything else that is asked; its own targets hold for every point.
         calibrate, evaluate, metric: as for ``convert``.
         beside: meet each target with truncated SVD too.
-        keep: called with each point's model, to write it; returns the file.
-        source: words on where the model came from.
+        files: where each point's model is written.
+        trust, force: as for ``save``.
         progress: called with words, steps done and their number.
 
     Raises:
@@ -142,40 +150,42 @@ def sweep(
     """
     start = time.perf_counter()
     settings = settings or Settings()
-    split = split_for(model, Uses(calibrate, evaluate=evaluate, scored=SCORED), settings)
+    source = model if isinstance(model, SourceModel) else SourceModel(model)
+    split = split_for(source.model, Uses(calibrate, evaluate=evaluate, scored=SCORED), settings)
     examples = None if split.calibrate is None else split.calibrate.examples
-    scorer = None if split.evaluate is None else Scorer(model, split.evaluate.examples, metric)
+    scorer = None
+    if split.evaluate is not None:
+        scorer = Scorer(source.model, split.evaluate.examples, metric)
     own = settled(settings.method, data=examples is not None)
     methods = [own, *(["svd"] if beside and own != "svd" else [])]
     parsed = [Target.parse(one) if isinstance(one, str) else one for one in targets]
     points: list[Point] = []
-    for number, target in enumerate(parsed):
-        for method in methods:
-            if progress is not None:
-                progress(f"{target} by {method}", number, len(parsed))
-            asked = {"target": (*settings.target, target), "method": method}
-            given: dict[str, Any] = {**settings.model_dump(by_alias=True), **asked}
-            data = examples if method.endswith("-data") else None
-            try:
-                plan = pipeline.plan(model, Settings.model_validate(given), calibrate=data)
-            except PlanError as problem:
-                why = f"{problem.found}; {problem.allowed}"
-                points.append(Point(target=str(target), method=method, out_of_reach=why))
-                continue
-            small = evaluating(pipeline.apply(model, plan, calibrate=data))
-            file = keep(small, target) if keep is not None and method == own else ""
-            points.append(
-                Point(
-                    target=str(target),
-                    method=method,
-                    params=plan.params.after,
-                    share=plan.params.ratio,
-                    macs_share=plan.macs.ratio if plan.macs else None,
-                    error=plan.error,
-                    score=scorer.score(small) if scorer is not None else None,
-                    file=str(file),
+    with told(progress) as tell:
+        for number, target in enumerate(parsed):
+            for method in methods:
+                tell(f"{target} by {method}", number, len(parsed))
+                asked = {"target": (*settings.target, target), "method": method}
+                given: dict[str, Any] = {**settings.model_dump(by_alias=True), **asked}
+                job = Job(
+                    name="point",
+                    model=source.words or "model",
+                    trust=tuple(trust),
+                    settings=Settings.model_validate(given),
                 )
-            )
+                path = None if files is None or method != own else files[target]
+                data = split if method.endswith("-data") else replace(split, calibrate=None)
+                try:
+                    with draws_kept(source.model):
+                        done = run(
+                            job,
+                            Outputs(model=path, force=force, unconverted=True),
+                            given=Given(source, data, scorer),
+                        )
+                except PlanError as problem:
+                    why = f"{problem.found}; {problem.allowed}"
+                    points.append(Point(target=str(target), method=method, out_of_reach=why))
+                    continue
+                points.append(_point(target, method, done))
     if all(point.out_of_reach for point in points):
         raise PlanError(
             where=f"target {parsed[0]}" if parsed else "target",
@@ -185,9 +195,9 @@ def sweep(
         )
     place, verdict = recommended(points, own)
     return Sweep(
-        model=f"{type(model).__module__}.{type(model).__qualname__}",
-        source=source,
-        params=count_params(model).before,
+        model=f"{type(source.model).__module__}.{type(source.model).__qualname__}",
+        source=source.words,
+        params=count_params(source.model).before,
         calibration="" if examples is None else examples.source,
         points=tuple(points),
         verdict=verdict,
@@ -196,6 +206,23 @@ def sweep(
         settings=settings,
         versions=versions(),
         machine=machine(),
+    )
+
+
+def _point(target: Target, method: str, done: Result) -> Point:
+    outcome = done.outcome
+    assert outcome is not None
+    assert outcome.params is not None
+    return Point(
+        target=str(target),
+        method=method,
+        params=outcome.params.after,
+        share=outcome.params.ratio,
+        macs_share=outcome.macs.ratio if outcome.macs else None,
+        error=outcome.error,
+        score=outcome.score,
+        file=str(done.files[0]) if done.files else "",
+        notes=done.remarks,
     )
 
 

@@ -45,6 +45,7 @@ FLOORS = (
     "render",
     "reporting",
     "pipeline",
+    "run",
     "studies",
     "batch",
     "demo",

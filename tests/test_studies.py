@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import bp_convert
 from bp_convert import pipeline
 from bp_convert.errors import DataError, PlanError
 from bp_convert.studies import probe, recommended, sweep
@@ -117,29 +118,25 @@ def test_a_sweep_scores_what_it_keeps(tmp_path: Path) -> None:
     net, both = model(), data(160)
     x, other = both[:120], both[120:]
     before = fingerprint_of_data(net)
-    kept: dict[str, nn.Module] = {}
-
-    def keep(small: nn.Module, target: Target) -> Path:
-        kept[str(target)] = small
-        return tmp_path / str(target)
-
-    found = sweep(net, ["params=0.6", Target.parse("params=0.3")], calibrate=x, evaluate=other,
-                  metric="error", keep=keep)  # fmt: skip
+    targets = [Target.parse("params=0.6"), Target.parse("params=0.3")]
+    files = {one: tmp_path / f"{one}.pt" for one in targets}
+    found = sweep(net, ["params=0.6", targets[1]], calibrate=x, evaluate=other, metric="error",
+                  files=files)  # fmt: skip
     assert fingerprint_of_data(net) == before
-    assert list(kept) == ["params=0.6", "params=0.3"]
     total = sum(p.numel() for p in net.parameters())
     assert found.params == total
     with torch.no_grad():
         wanted = net(other)
         for point in found.points[::2]:
-            small = kept[point.target]
+            small = bp_convert.load(point.file)
             assert not small.training
             assert point.params == sum(p.numel() for p in small.parameters())
             assert point.share == pytest.approx(point.params / total)
             assert point.score is not None
             error = (small(other) - wanted).norm() / wanted.norm()
             assert point.score.after == pytest.approx(float(error), rel=1e-4)
-            assert Path(point.file).name == point.target
+            assert Path(point.file) == files[Target.parse(point.target)]
+            assert point.notes == ()
     ours, svd = found.points[::2], found.points[1::2]
     assert [point.method for point in svd] == ["svd", "svd"]
     for one, two in zip(ours, svd, strict=True):

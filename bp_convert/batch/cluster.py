@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bp_convert.batch.folders import LOG, Results
-from bp_convert.batch.outcomes import failure
-from bp_convert.batch.watch import Task, Watch
+from bp_convert.batch.onlooker import Onlooker, Task, failure
 from bp_convert.errors import RecipeError
 from bp_convert.files import write_text
 from bp_convert.values.outcome import Outcome
@@ -51,7 +50,7 @@ class Cluster:
         self.results = results
         self.jobs = jobs
 
-    def run(self, tasks: Sequence[Task], watch: Watch, *, keep_going: bool) -> None:
+    def run(self, tasks: Sequence[Task], watch: Onlooker, *, keep_going: bool) -> None:
         """Run all tasks; unless ``keep_going``, none starts after one has failed."""
         own = not self.ray.is_initialized()
         if own:
@@ -117,7 +116,7 @@ class Cluster:
 
 def _on_a_worker(task: Task, folder: str) -> tuple[str, bytes]:
     """Run a job, wherever this is; return its outcome and its folder's contents, packed."""
-    from bp_convert.batch.job import run_in
+    from bp_convert.batch.attempt import run_in
 
     shared = Path(folder)
     with contextlib.ExitStack() as stack:

@@ -11,20 +11,20 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from bp_convert.batch.build import plan_of
-from bp_convert.batch.examples import tokenizer_of
-from bp_convert.batch.models import open_source
-from bp_convert.batch.outcomes import told
-from bp_convert.batch.read import Stated
+from bp_convert.batch.book import Stated
+from bp_convert.batch.onlooker import told
 from bp_convert.batch.sources import check_files, check_scores
 from bp_convert.counting import count_params
 from bp_convert.data import Examples, examples_for
 from bp_convert.errors import BpConvertError, DataError
 from bp_convert.faults import looked_into, of_the_machine
 from bp_convert.pruning import prune
-from bp_convert.values.estimate import Estimate
+from bp_convert.run.learning import has_teacher, training_of
+from bp_convert.run.making import planned
+from bp_convert.run.opening import opened, tokenizer_of
+from bp_convert.values.outcome import Estimate
 from bp_convert.values.plan import Totals
-from bp_convert.values.progress import Progress
+from bp_convert.values.progress import Progress, unheard
 from bp_convert.values.recipe import Job
 from bp_convert.values.settings import Settings
 from bp_convert.values.training import Training
@@ -88,7 +88,7 @@ def what(job: Job) -> str:
 
 
 def _estimate(job: Job) -> Estimate:
-    source = open_source(job)
+    source = opened(job)
     notes = list(source.notes)
     if job.train is not None and job.request.target:
         notes.append(
@@ -103,17 +103,16 @@ def _estimate(job: Job) -> Estimate:
         macs = None if size is None else Totals(before=size, after=size)
         converted = (0, 0)
     else:
-        plan = plan_of(job, source.model, examples, lambda *_: None)
+        plan = planned(job, source.model, examples, unheard)
         if job.counterpart == "pruned":
             _, plan = prune(source.model, plan.params.after, inputs=plan.inputs, init="random")
         params, macs = plan.params, plan.macs
         converted = (len(plan.converted), len(plan.layers))
     first = _steps(job.train)
-    tuned = job.finetune is not None and not (job.counterpart == "full" and job.train is not None)
-    then = _steps(job.finetune if tuned else None)
-    cost = None
+    then = _steps(training_of(job))
+    cost, knows = None, source.trained or job.train is not None
     if macs is not None and first is not None and then is not None:
-        teacher = macs.before if _learns(job, source.trained) else 0
+        teacher = macs.before if has_teacher(job, trained=knows) else 0
         cost = float(
             PASSES * macs.before * first * _batch(job.train)
             + (PASSES * macs.after + teacher) * then * _batch(job.finetune)
@@ -129,12 +128,6 @@ def _estimate(job: Job) -> Estimate:
         seconds=None if cost is None else cost / speed(),
         notes=tuple(notes),
     )
-
-
-def _learns(job: Job, trained: bool) -> bool:
-    known = trained or job.train is not None
-    auto = job.teacher == "auto" and known and job.request.init == "warm"
-    return job.teacher == "source" or auto
 
 
 def _full_macs(job: Job, model: nn.Module) -> int | None:

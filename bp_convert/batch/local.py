@@ -6,14 +6,15 @@ import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from types import ModuleType
 
 from bp_convert.batch.folders import LOG, Results
-from bp_convert.batch.outcomes import failure
-from bp_convert.batch.watch import Task, Watch
+from bp_convert.batch.onlooker import Onlooker, Task, failure
 from bp_convert.batch.worker import work
 from bp_convert.files import write_text
 from bp_convert.values.outcome import Outcome
@@ -46,7 +47,7 @@ class Local:
         self.context = multiprocessing.get_context("spawn")
         self.hands: list[_Hand] = []
 
-    def run(self, tasks: Sequence[Task], watch: Watch, *, keep_going: bool) -> None:
+    def run(self, tasks: Sequence[Task], watch: Onlooker, *, keep_going: bool) -> None:
         """Run all tasks; unless ``keep_going``, none starts after one has failed."""
         waiting = list(tasks)
         try:
@@ -60,7 +61,7 @@ class Local:
         finally:
             self._stop()
 
-    def _hand_out(self, waiting: list[Task], watch: Watch) -> None:
+    def _hand_out(self, waiting: list[Task], watch: Onlooker) -> None:
         idle = [hand for hand in self.hands if hand.task is None]
         while waiting and (idle or len(self.hands) < self.jobs):
             hand = idle.pop() if idle else self._hire(len(waiting))
@@ -94,14 +95,15 @@ class Local:
             name=f"bp-convert-{number}",
             daemon=False,  # training may have loader processes of its own
         )
-        process.start()
+        with _script_left_alone():
+            process.start()
         theirs.close()
         watched.close()
         hand = _Hand(process, mine, life)
         self.hands.append(hand)
         return hand
 
-    def _hear(self, watch: Watch) -> list[Outcome]:
+    def _hear(self, watch: Onlooker) -> list[Outcome]:
         busy = {hand.tasks: hand for hand in self.hands if hand.task is not None}
         ended: list[Outcome] = []
         for ready in wait([*busy], timeout=BREATH):
@@ -163,6 +165,17 @@ class Local:
                 with contextlib.suppress(OSError):
                     pipe.close()
         self.hands.clear()
+
+
+@contextlib.contextmanager
+def _script_left_alone() -> Iterator[None]:
+    """Keep a new process from running the script that started this one, guarded or not."""
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 def _cores() -> int:

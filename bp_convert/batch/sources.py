@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from bp_convert.batch.read import Stated
+from bp_convert.batch.book import Stated
 from bp_convert.data.factory import has_parts
 from bp_convert.data.split import check_apart
 from bp_convert.errors import DataError, RecipeError

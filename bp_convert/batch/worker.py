@@ -30,8 +30,8 @@ def work(tasks: Connection, life: Connection, folder: str, log: str, threads: in
         os.dup2(opened.fileno(), 2)
     import torch
 
+    from bp_convert.batch.attempt import run_job
     from bp_convert.batch.folders import Results
-    from bp_convert.batch.job import run_job
 
     torch.set_num_threads(threads)
     results = Results(Path(folder))

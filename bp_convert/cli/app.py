@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from bp_convert._version import __version__
-from bp_convert.cli import finetune as tuning
+from bp_convert.cli import flags as o
 from bp_convert.cli import inspect as looking
-from bp_convert.cli import options as o
-from bp_convert.cli import recipe, studies
+from bp_convert.cli import recipes, survey, train
 from bp_convert.cli.group import DefaultCommand, DefaultGroup
 from bp_convert.cli.session import (
     DONE,
@@ -21,12 +20,10 @@ from bp_convert.cli.session import (
     print_report,
     progress_shown,
     show_files,
+    typed,
 )
 from bp_convert.cli.together import check_data, check_dry_run, check_plan, check_target
-from bp_convert.errors import VerificationError
-
-if TYPE_CHECKING:
-    from bp_convert.values.plan import Plan
+from bp_convert.values.recipe import BATCHES, EXAMPLES, Job
 
 app = typer.Typer(
     cls=DefaultGroup,
@@ -34,8 +31,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-EXAMPLES = 512  # that are calibrated on
-UNTIMED = "nothing was timed: no example input is known (--input)"
 
 
 def _version(wanted: bool) -> None:
@@ -118,85 +113,50 @@ def convert(
     if dry_run:
         check_dry_run(ctx, evaluate=evaluate, finetune=finetune, timed=timed)
     with errors_shown() as trail:
-        from bp_convert.cli.outputs import check_model, check_outputs, write_reports
-        from bp_convert.cli.reading import settings_from
-        from bp_convert.cli.retrain import trainer_from
+        from bp_convert.cli.reading import settings_from, training_for
+        from bp_convert.run.written import Outputs, check_model
 
-        asked = settings_from(settings, **asks, inputs=input)
-        trainer = trainer_from(finetune, calibrate)
-        goal, reports = output or Path(f"{model.stem}-bp.pt"), report or []
+        training, beside = training_for(finetune, calibrate)
+        job = Job(
+            name="convert",
+            model=str(model),
+            arch=arch,
+            trust=tuple(trust or ()),
+            allow_missing=allow_missing,
+            tokenizer=None if tokenizer is None else str(tokenizer),
+            settings=settings_from(settings, **asks, inputs=input),
+            calibrate=calibrate,
+            examples=examples or EXAMPLES,
+            evaluate=evaluate,
+            metric=metric,
+            finetune=training,
+            teacher="auto" if training is None else "source",
+            plan=None if plan is None else str(plan),
+            device=device,
+            dtype=dtype,
+            measure=tuple(batch or BATCHES) if timed else (),
+            unchecked=unchecked,
+        )
         check_model(model)
-        check_outputs(None if dry_run else goal, reports=reports, plan_out=plan_out, force=force)
-        from bp_convert.cli.data import open_with_data
-        from bp_convert.proof.result import result_at
+        outputs = Outputs(
+            model=None if dry_run else output or Path(f"{model.stem}-bp.pt"),
+            plan=plan_out,
+            reports=tuple(report or ()),
+            force=force,
+            checkpoints=beside.folder,
+            resume=beside.resume,
+            download=beside.download,
+            command=typed(),
+        )
+        outputs.check()
+        from bp_convert.run.job import run
 
-        with (
-            result_at(goal, trust=trust, force=force, wanted=not dry_run) as file,
-            progress_shown(trail, quiet=quiet or json_only, left=trainer is not None) as progress,
-        ):
-            from bp_convert import pipeline
-
-            trail.stage = "reading the model"
-            made = pipeline.read_plan(plan) if plan is not None else None
-            loaded, data = open_with_data(
-                model,
-                arch=arch,
-                trust=trust,
-                allow_missing=allow_missing,
-                settings=asked if made is None else made.settings,
-                calibrate=calibrate,
-                evaluate=None if dry_run else evaluate,
-                count=examples or EXAMPLES,
-                tokenizer=tokenizer,
-                training=None if trainer is None else trainer.settings,
-                download=trainer is not None and bool(trainer.beside.get("download")),
-                inputs=() if made is None else made.inputs,
-                device=device,
-            )
-            source = data.model
-            if file is not None:
-                file.check(source, loaded.arch)
-            trail.stage = "reading the examples"
-            given = data.calibration
-            trail.stage = "planning"
-            if made is None:
-                made = pipeline.plan(source, asked, calibrate=given, progress=progress)
-            written = [pipeline.write_plan(made, plan_out, force)] if plan_out else []
-            done = bool(made.converted or made.resizes)
-            if done and not (dry_run or unchecked or made.inputs or given):
-                raise _uncheckable(made)
-            if dry_run:
-                result = pipeline.report_of(made, source=loaded.source)
-            else:
-                held = data.evaluation
-                trail.stage = "converting"
-                small, result = pipeline.convert(
-                    source,
-                    plan=made,
-                    calibrate=given,
-                    evaluate=held,
-                    metric=metric,
-                    device=device,
-                    dtype=dtype,
-                    measure=(batch or True) if timed else (),
-                    progress=progress,
-                    source=loaded.source,
-                )
-                if trainer is not None and done:
-                    trail.stage = "training"
-                    small, result = trainer.run(small, source, result, data, metric, progress)
-            trail.stage = "writing"
-            untimed = [UNTIMED] if timed and not made.inputs else []
-            remarks: list[str] = []
-            if file is not None and done:
-                files, remarks = file.write(small, loaded.arch, model)
-                written += files
-            notes = (*loaded.notes, *result.notes, *untimed, *remarks)
-            result = result.model_copy(update={"notes": notes})
-        written += write_reports(result, reports, force=force)
-        print_report(result, json_only=json_only, quiet=quiet, verbose=verbose)
-        show_files([] if quiet or json_only else written)
-    raise typer.Exit(DONE if done or dry_run else NOTHING)
+        with progress_shown(trail, quiet=quiet or json_only, left=training is not None) as progress:
+            done = run(job, outputs, dry=dry_run, progress=progress)
+        assert done.report is not None
+        print_report(done.report, json_only=json_only, quiet=quiet, verbose=verbose)
+        show_files([] if quiet or json_only else done.files)
+    raise typer.Exit(DONE if done.changed or dry_run else NOTHING)
 
 
 @app.command()
@@ -209,8 +169,8 @@ def dense(
 ) -> None:
     """Turn a converted model back into plain torch layers of the same weights."""
     with errors_shown():
-        from bp_convert.cli.outputs import check_model
         from bp_convert.files.atomic import check_output
+        from bp_convert.run.written import check_model
 
         check_model(model)
         check_output(output, force=force)
@@ -241,10 +201,10 @@ def demo(
 
 
 app.command()(looking.inspect)
-app.command()(tuning.finetune)
-app.command()(studies.probe)
-app.command()(studies.sweep)
-app.add_typer(recipe.app, name="recipe")
+app.command()(train.finetune)
+app.command()(survey.probe)
+app.command()(survey.sweep)
+app.add_typer(recipes.app, name="recipe")
 
 
 @app.command()
@@ -253,13 +213,3 @@ def schema() -> None:
     from bp_convert.values.report import Report
 
     print(json.dumps(Report.model_json_schema(mode="serialization"), indent=1))
-
-
-def _uncheckable(plan: Plan) -> VerificationError:
-    return VerificationError(
-        where=plan.model,
-        found="no input is known on which it runs, so that nothing could be checked",
-        allowed="a conversion that was run beside its source",
-        fix="describe an input with --input, give examples with --calibrate, or take the result "
-        "as it is with --unchecked",
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bp_convert.cli import options as o
+from bp_convert.cli import flags as o
 from bp_convert.cli.session import errors_shown, print_report, progress_shown, show
 from bp_convert.errors import CheckpointError
 
@@ -28,8 +28,8 @@ def inspect(
 ) -> None:
     """Show what is in a model file, and what would happen to each layer."""
     with errors_shown() as trail:
-        from bp_convert.cli.outputs import check_model
         from bp_convert.cli.reading import settings_from
+        from bp_convert.run.written import check_model
 
         asked = settings_from(
             settings,
@@ -45,7 +45,6 @@ def inspect(
         check_model(model)
         from bp_convert import pipeline
 
-        trail.stage = "reading the model"
         with progress_shown(trail, quiet=quiet or json_only) as progress:
             if not model.is_dir() and pipeline.is_converted(model):
                 result = pipeline.report_of(pipeline.plan_of(model), source="converted before")
@@ -58,7 +57,6 @@ def inspect(
                     if arch is None and _show_weights(model, quiet=quiet, json_only=json_only):
                         return
                     raise
-                trail.stage = "planning"
                 made = pipeline.plan(loaded.model, asked, progress=progress)
                 result = pipeline.report_of(made, source=loaded.source)
                 result = result.model_copy(update={"notes": (*loaded.notes, *result.notes)})

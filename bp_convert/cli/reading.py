@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,20 @@ from bp_convert.values.target import Target
 if TYPE_CHECKING:
     from bp_convert.values.training import Training
 
-# Where a run is kept and what it may do: no settings of it, but beside them on the command line
-BESIDE = ("folder", "resume", "download")
+
+@dataclass(frozen=True)
+class Beside:
+    """Where a training run is kept and what it may do: no settings, but beside them.
+
+    Attributes:
+        folder: of checkpoints.
+        resume: go on from the newest of them.
+        download: let torchvision fetch a data set.
+    """
+
+    folder: Path | None = None
+    resume: bool = False
+    download: bool = False
 
 
 def settings_from(path: Path | None = None, **flags: Any) -> Settings:
@@ -39,9 +52,7 @@ def settings_from(path: Path | None = None, **flags: Any) -> Settings:
     return validated(Settings, merged, "setting", error=PlanError)
 
 
-def training_from(
-    words: Sequence[str], option: str, **flags: Any
-) -> tuple[Training, dict[str, Any]]:
+def training_from(words: Sequence[str], option: str, **flags: Any) -> tuple[Training, Beside]:
     """Read training settings.
 
     Args:
@@ -50,7 +61,7 @@ def training_from(
         flags: settings that have an option of their own; they win. None was not given.
 
     Returns:
-        The settings, and what was said of ``BESIDE``.
+        The settings, and what was said beside them.
 
     Raises:
         TrainingError: a word of another form, an unknown key, or a value that is not valid.
@@ -68,9 +79,38 @@ def training_from(
                 fix="write KEY=VALUE; values with spaces need quotes",
             )
         _put(given, key.replace("-", "_").split("."), read_word(value), f"{option} {word}")
-    beside = {key: given.pop(key) for key in BESIDE if key in given}
+    folder = given.pop("folder", None)
+    beside = Beside(
+        None if folder is None else Path(str(folder)),
+        resume=bool(given.pop("resume", False)),
+        download=bool(given.pop("download", False)),
+    )
     given.update((name, one) for name, one in flags.items() if one is not None)
-    return validated(Training, given, option, error=TrainingError, beside=BESIDE), beside
+    known = [one.name for one in fields(Beside)]
+    return validated(Training, given, option, error=TrainingError, beside=known), beside
+
+
+def training_for(
+    words: Sequence[str] | None, calibrate: str | None
+) -> tuple[Training | None, Beside]:
+    """Read ``--finetune``; the data of ``--calibrate`` is trained on where it names none.
+
+    Raises:
+        TrainingError: a setting is not valid, or there is no data.
+    """
+    if not words:
+        return None, Beside()
+    settings, beside = training_from(words, "--finetune")
+    if settings.data is None:
+        if calibrate is None:
+            raise TrainingError(
+                where="--finetune",
+                found="no data",
+                allowed="--finetune data=SOURCE, or --calibrate SOURCE",
+                fix="name the data to train on, such as --finetune data=FashionMNIST",
+            )
+        settings = settings.model_copy(update={"data": calibrate})
+    return settings, beside
 
 
 def _put(given: dict[str, Any], keys: list[str], value: Any, where: str) -> None:

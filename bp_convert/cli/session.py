@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -118,6 +119,11 @@ def print_report(result: Report, *, json_only: bool, quiet: bool, verbose: bool)
     from bp_convert.render.terminal import rendered
 
     show(rendered(result, every=verbose))
+
+
+def typed() -> str:
+    """Return the command as it was typed."""
+    return shlex.join(["bp-convert", *sys.argv[1:]])
 
 
 def show_files(written: Iterable[object]) -> None:

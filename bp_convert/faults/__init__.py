@@ -163,12 +163,10 @@ class Trail:
     """Remembers what progress told last.
 
     Attributes:
-        stage: what is being done, as whoever does it says.
         step: the last words, with the count.
     """
 
     def __init__(self) -> None:
-        self.stage = ""
         self.step = ""
 
     def told(self, progress: Progress) -> Progress:
@@ -182,4 +180,4 @@ class Trail:
 
     def looked_into(self, problem: BaseException) -> Fault:
         """Find out where a fault came about."""
-        return looked_into(problem, stage=self.stage, step=self.step)
+        return looked_into(problem, step=self.step)

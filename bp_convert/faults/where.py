@@ -11,9 +11,9 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 # The stage that a room of the package, a file of it, or a function in one stands for.
 STAGES = {
-    "cli/outputs.write_reports": "writing the report",
+    "run/written": "writing the report",
     "proof": "writing",
-    "cli/settings": "reading the settings",
+    "cli/reading": "reading the settings",
     "storage.load": "reading the model",
     "storage.plan_of": "reading the plan",
     "storage.read_plan": "reading the plan",
@@ -36,7 +36,15 @@ STAGES = {
     "reporting": "writing the report",
 }
 # Where the traceback reaches none of these.
-STEPS = {"pipeline._apply": "converting", "pipeline._verified": "verifying"}
+STEPS = {
+    "pipeline._apply": "converting",
+    "pipeline._verified": "verifying",
+    "run/opening": "reading the model",
+    "run/learning.split_of": "reading the examples",
+    "run/making.planned": "planning",
+    "run/making": "converting",
+    "run/learning": "training",
+}
 
 
 def stage_of(frames: Sequence[FrameType]) -> str:

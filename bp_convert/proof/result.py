@@ -14,7 +14,7 @@ from bp_convert.proof import Proof
 from bp_convert.storage import is_marked, save, save_dense
 
 
-class Result:
+class ResultFile:
     """The model file that will be written: refused before the work, proven after it.
 
     Args:
@@ -29,17 +29,6 @@ class Result:
         self.proof = proof
         self.trust = tuple(trust or ())
         self.force = force
-
-    def check(self, source: nn.Module, arch: str | None = None) -> None:
-        """Refuse a model whose result could not be read back.
-
-        Args:
-            arch: how ``source`` is made, where the result will say so.
-
-        Raises:
-            CheckpointError: names what is at fault, and a way out.
-        """
-        check_writable(source, self.goal, arch=arch, trust=self.trust)
 
     def write(
         self, model: nn.Module, arch: str | None = None, source: Path | None = None
@@ -73,11 +62,11 @@ class Result:
 
 @contextmanager
 def result_at(
-    goal: Path, *, trust: Sequence[str] | None, force: bool, wanted: bool = True
-) -> Iterator[Result | None]:
-    """Start what will prove a result, beside the work; None where none is wanted."""
-    if not wanted:
+    goal: Path | None, *, trust: Sequence[str] | None, force: bool
+) -> Iterator[ResultFile | None]:
+    """Start what will prove a result, beside the work; None where there is no ``goal``."""
+    if goal is None:
         yield None
         return
     with Proof() as proof:
-        yield Result(goal, proof, trust, force)
+        yield ResultFile(goal, proof, trust, force)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from bp_convert.render.fold import middle
 from bp_convert.render.numbers import clock, short
-from bp_convert.values.estimate import Estimate
+from bp_convert.values.outcome import Estimate
 
 _NAME, _WHAT = 24, 14
 

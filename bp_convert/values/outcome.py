@@ -1,4 +1,4 @@
-"""What became of the jobs of a recipe."""
+"""What the jobs of a recipe would cost, and what became of them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,35 @@ from bp_convert.values.score import Score
 from bp_convert.values.training import Trained
 
 State = Literal["waiting", "running", "done", "failed"]
+
+
+class Estimate(Value):
+    """One job, planned and not run.
+
+    Attributes:
+        name: of the job.
+        what: how the model is made, in words.
+        params: parameters of the full model and of the job's.
+        macs: multiply-adds of one example; None where not counted.
+        converted: layers that are exchanged, and of how many.
+        steps: of training, the full model's in front; None where the data's size is not known.
+        training_macs: multiply-adds of all training; None where not known.
+        seconds: that these would take at the speed that this machine multiplies large matrices;
+            a lower limit.
+        notes: remarks, such as what could not be looked up.
+        problem: why the job cannot run; empty where it can.
+    """
+
+    name: str
+    what: str = ""
+    params: Totals | None = None
+    macs: Totals | None = None
+    converted: tuple[int, int] = (0, 0)
+    steps: tuple[int | None, int | None] = (0, 0)
+    training_macs: float | None = 0.0
+    seconds: float | None = None
+    notes: tuple[str, ...] = ()
+    problem: str = ""
 
 
 class Outcome(Value):

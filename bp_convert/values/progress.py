@@ -64,3 +64,7 @@ def bar(*, left: bool = False) -> Iterator[Progress]:
             bars.update(task, description=words[-40:].ljust(40), completed=done, total=total)
 
         yield update
+
+
+def unheard(words: str, done: int, total: int) -> None:
+    """Tell nobody."""

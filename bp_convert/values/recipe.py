@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -16,6 +17,8 @@ from bp_convert.values.training import Training
 Counterpart = Literal["full", "low-rank", "pruned"]
 Weights = Literal["pt", "safetensors", "none"]
 ReportForm = Literal["html", "md", "json"]
+EXAMPLES = 512  # that are calibrated on
+BATCHES = (1, 32)  # at which latency is measured where none are named
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
 # Keys of a job that also stand in Settings, under their name there.
 SHARED = {
@@ -91,7 +94,7 @@ class JobKeys(Value):
     settings: Settings = Settings()
     layers: tuple[LayerRule, ...] = ()
     calibrate: str | None = None
-    examples: Annotated[int, Field(ge=1)] = 512
+    examples: Annotated[int, Field(ge=1)] = EXAMPLES
     target: tuple[Target, ...] = ()
     alpha: Annotated[float, Field(ge=1, lt=1000)] = 1.0
     rank: Rank = 1
@@ -113,13 +116,25 @@ class JobKeys(Value):
 
 
 class Job(JobKeys):
-    """One conversion of a recipe, with everything that it depends on.
+    """One conversion, with everything that its result depends on.
+
+    What follows the name is asked for on the command line alone.
 
     Attributes:
         name: names the job's folder; unique in a recipe.
+        plan: file of a plan that is applied, instead of making one.
+        device: where the model is converted, timed, and left.
+        dtype: floating type of the result.
+        measure: batch sizes at which it is timed.
+        unchecked: take a result also where no input is known to check it on.
     """
 
     name: Annotated[str, Field(pattern=f"^{NAME.pattern}$", max_length=120)]
+    plan: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    measure: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    unchecked: bool = True
 
     @model_validator(mode="after")
     def _goes_together(self) -> Job:
@@ -146,6 +161,27 @@ class Job(JobKeys):
             raise ValueError("the full model is not converted: leave alpha and target out")
         _ = self.request  # raises where settings do not go together
         return self
+
+    @property
+    def words(self) -> str:
+        """The model's name in a few words."""
+        if self.model is not None:
+            return Path(self.model).name
+        return (self.arch or "").partition("?")[0].rpartition(":")[2]
+
+    @property
+    def keys(self) -> dict[str, object]:
+        """What tells a job from its neighbours, as plain values."""
+        request = self.request
+        return {
+            "alpha": request.alpha,
+            "rank": request.rank,
+            "target": ", ".join(map(str, request.target)),
+            "method": request.method,
+            "counterpart": self.counterpart or "",
+            "init": request.init,
+            "seed": request.seed,
+        }
 
     @property
     def request(self) -> Settings:

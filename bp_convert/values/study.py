@@ -82,6 +82,7 @@ class Point(Value):
         error: estimated relative error of the output.
         score: quality on held-out data; None where none was given.
         file: where the converted model was written; empty where it was not.
+        notes: what proving the file has to say.
         out_of_reach: why there is no such point; empty where there is.
     """
 
@@ -93,6 +94,7 @@ class Point(Value):
     error: float | None = None
     score: Score | None = None
     file: str = ""
+    notes: tuple[str, ...] = ()
     out_of_reach: str = ""
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import bp_convert
-from bp_convert.batch.read import read_recipe
+from bp_convert.batch.book import read_recipe
 from bp_convert.errors import BpConvertError, PlanError, RecipeError
 
 Place = tuple[str | int, ...]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bp_convert.batch.read import read_recipe
+from bp_convert.batch.book import read_recipe
 from bp_convert.batch.sources import check_files, check_scores
 from bp_convert.errors import RecipeError
 from tests.batch.crafted import write

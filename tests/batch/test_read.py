@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from bp_convert.batch.book import Book, read_recipe
 from bp_convert.batch.identity import Identities
-from bp_convert.batch.read import Book, read_recipe
 from bp_convert.values.recipe import Job
 from tests.batch.crafted import write
 

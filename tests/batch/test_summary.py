@@ -14,8 +14,7 @@ from bp_convert.render.batch import document, shown
 from bp_convert.render.batch_cells import over_seeds, verdict
 from bp_convert.render.batch_plan import shown_estimates
 from bp_convert.render.board import Board
-from bp_convert.values.estimate import Estimate
-from bp_convert.values.outcome import Outcome, Summary
+from bp_convert.values.outcome import Estimate, Outcome, Summary
 from bp_convert.values.plan import Totals
 from bp_convert.values.recipe import Figures
 from bp_convert.values.score import Score

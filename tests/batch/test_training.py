@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import bp_convert
+from bp_convert.batch.attempt import run_job
+from bp_convert.batch.book import read_recipe
 from bp_convert.batch.folders import Results
 from bp_convert.batch.identity import Identities
-from bp_convert.batch.job import run_job
-from bp_convert.batch.read import read_recipe
 from tests.batch.crafted import finished, small, started, write
 
 TEXT = """

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import bp_convert
 from bp_convert.batch import estimate
+from bp_convert.batch.attempt import run_job
+from bp_convert.batch.book import read_recipe
 from bp_convert.batch.folders import LOG, Results
 from bp_convert.batch.identity import Identities
-from bp_convert.batch.job import run_job
-from bp_convert.batch.read import read_recipe
 from bp_convert.proof import result
 from bp_convert.values.outcome import Outcome
 from tests.batch.crafted import write
@@ -78,3 +82,25 @@ def test_a_dry_run_goes_on_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     one, two = estimate.estimates(book.jobs, lambda *_: None)
     assert "ZeroDivisionError: by nought" in (one.problem or "")
     assert not two.problem
+
+
+SCRIPT = """
+from pathlib import Path
+from bp_convert.batch.book import read_recipe
+from bp_convert.batch.execute import Options, run_recipe
+from bp_convert.batch.onlooker import Unwatched
+
+done = run_recipe(read_recipe(Path("study.yaml")), Options(Path("out")), Unwatched())
+print([one.state for one in done.jobs])
+"""
+
+
+def test_a_script_that_guards_nothing_runs_a_recipe(tmp_path: Path) -> None:
+    write(tmp_path, TEXT)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(Path(bp_convert.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300,
+    )  # fmt: skip
+    assert done.stdout == "['done']\n", done.stderr

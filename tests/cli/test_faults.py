@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from typer.testing import CliRunner, Result
 
-import bp_convert.cli.data
 import bp_convert.kinds.linear_kind
 import bp_convert.pipeline
 import bp_convert.proof.result
-import bp_convert.render.documents
+import bp_convert.run.learning
+import bp_convert.run.written
 from bp_convert import faults
-from bp_convert.batch.outcomes import failure, told
+from bp_convert.batch.onlooker import failure, told
 from bp_convert.cli.app import app
 from bp_convert.cli.session import TRACEBACK
 from bp_convert.errors import BpConvertError
@@ -52,11 +52,11 @@ def _broken(*_: Any, **__: Any) -> Any:
 
 BREAKS = {
     "reading the model": (bp_convert.pipeline, "open_model"),
-    "reading the examples": (bp_convert.data, "split_for"),
+    "reading the examples": (bp_convert.run.learning, "split_for"),
     "planning": (bp_convert.pipeline, "plan"),
     "converting": (bp_convert.pipeline, "convert"),
     "writing": (bp_convert.proof.result, "save"),
-    "writing the report": (bp_convert.render.documents, "document"),
+    "writing the report": (bp_convert.run.written, "document"),
 }
 
 
@@ -88,8 +88,8 @@ def test_the_stage_is_named(stage: str, mlp: Path, monkeypatch: pytest.MonkeyPat
         (("cli/app", "pipeline", "fitting/sequence", "calibration/tap"), "fitting"),
         (("cli/app", "pipeline", "verify", "graph/observe"), "verifying"),
         (("cli/app", "pipeline", "costs"), "timing"),
-        (("batch/job", "pipeline", "storage", "files/converted"), "writing"),
-        (("batch/job", "training/finetuning", "data/factory"), "training"),
+        (("run/job", "pipeline", "storage", "files/converted"), "writing"),
+        (("run/job", "training/finetuning", "data/factory"), "training"),
         (("pipeline", "files/read_model", "files/state"), "reading the model"),
         (("pipeline", "elsewhere"), "until then"),
     ],

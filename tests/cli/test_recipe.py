@@ -110,8 +110,20 @@ def test_init_writes_a_recipe_that_is_valid(words: list[str]) -> None:
     assert "--force" in again.stderr
 
 
+def test_init_of_weights_alone_says_what_is_missing() -> None:
+    torch.save(nn.Linear(4, 4).state_dict(), "weights.pt")
+    done = RUN.invoke(app, ["recipe", "init", "weights.pt"])
+    assert done.exit_code == 1
+    assert "weights without the model" in done.stderr
+    assert "--arch" in done.stderr
+    assert not Path("weights.yaml").exists()
+    arch = ["--arch", "torchvision:resnet18"]
+    assert RUN.invoke(app, ["recipe", "init", "weights.pt", *arch]).exit_code == 0
+
+
 def test_what_init_leaves_commented_is_valid_too() -> None:
-    for name in ("model.pt", "examples.npz", "test.npz", "train.npz"):
+    torch.save(nn.Linear(4, 4), "model.pt")
+    for name in ("examples.npz", "test.npz", "train.npz"):
         Path(name).touch()
     RUN.invoke(app, ["recipe", "init", "model.pt", "-o", "made.yaml"])
     lines = Path("made.yaml").read_text().splitlines()

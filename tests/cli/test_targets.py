@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner, Result
 
 import bp_convert
-from bp_convert import pipeline
+import bp_convert.run.job
 from bp_convert.cli.app import app
 from bp_convert.cli.session import TRACEBACK
 from bp_convert.data import Examples
@@ -475,13 +475,14 @@ def test_a_plan_made_on_data_but_applied_without_is_noted(mlp: Path) -> None:
 def taken(monkeypatch: pytest.MonkeyPatch) -> dict[str, Examples]:
     """What each part of a run was given."""
     found: dict[str, Examples] = {}
-    plain = pipeline.convert
+    plain = bp_convert.run.job.split_of
 
     def watched(*args: Any, **asked: Any) -> Any:
-        found.update({key: asked[key] for key in ("calibrate", "evaluate")})
-        return plain(*args, **asked)
+        split = plain(*args, **asked)
+        found.update(calibrate=split.calibrate.examples, evaluate=split.evaluate.examples)
+        return split
 
-    monkeypatch.setattr(pipeline, "convert", watched)
+    monkeypatch.setattr(bp_convert.run.job, "split_of", watched)
     return found
 
 

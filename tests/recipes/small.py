@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from bp_convert.batch.attempt import run_job
+from bp_convert.batch.book import Book
 from bp_convert.batch.folders import Results
 from bp_convert.batch.identity import Identities
-from bp_convert.batch.job import run_job
-from bp_convert.batch.read import Book
 from bp_convert.values.outcome import Outcome
 from bp_convert.values.recipe import Job
 from bp_convert.values.tensors import TensorSpec

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bp_convert
-from bp_convert.batch.read import read_recipe
+from bp_convert.batch.book import read_recipe
 from bp_convert.batch.sources import check_scores
 from bp_convert.cli.reading import settings_from
 from bp_convert.models import build

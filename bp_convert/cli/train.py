@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from bp_convert.cli import options as o
+from bp_convert.cli import flags as o
 from bp_convert.cli.session import errors_shown, progress_shown, show_files
 from bp_convert.values.marks import read_word
 from bp_convert.values.text import as_json
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from bp_convert.values.training import Trained
 
 ON = "On what   --data FashionMNIST --validation 0.1"
@@ -136,9 +134,8 @@ def finetune(
     Several processes: torchrun --nproc_per_node 2 -m bp_convert finetune ...
     """
     with errors_shown() as trail:
-        from bp_convert.cli.outputs import check_model
         from bp_convert.cli.reading import training_from
-        from bp_convert.files.atomic import OUTPUT_SUFFIXES, check_output
+        from bp_convert.run.written import Outputs, check_model, is_architecture
 
         settings, beside = training_from(
             set or [],
@@ -153,33 +150,34 @@ def finetune(
             seed=seed,
         )
         for one in filter(None, (model, teacher)):
-            if Path(one).exists() or ":" not in one:
+            if not is_architecture(one):
                 check_model(Path(one))
         goal = output or Path(f"{_stem(model)}-trained.pt")
-        check_output(goal, force=force, suffixes=OUTPUT_SUFFIXES)
+        Outputs(model=goal, force=force).check()
+        first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts
         from bp_convert.proof.result import result_at
 
-        first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts
         with (
-            result_at(goal, trust=trust, force=force, wanted=first) as file,
+            result_at(goal if first else None, trust=trust, force=force) as file,
             progress_shown(trail, quiet=quiet or json_only or not first, left=True) as progress,
         ):
             from bp_convert.data.text_lines import tokenizer_in
+            from bp_convert.files import check_writable
+            from bp_convert.run.opening import any_model
             from bp_convert.training import finetune as train
             from bp_convert.training import leave
 
-            opened, made_by = _opened(model, arch, trust)
-            if file is not None:
-                file.check(opened, made_by)
+            opened, made_by = any_model(model, arch, trust or ())
+            check_writable(opened, goal, arch=made_by, trust=trust or ())
             trained, report = train(
                 opened,
-                teacher=None if teacher is None else _opened(teacher, arch, trust)[0],
+                teacher=None if teacher is None else any_model(teacher, arch, trust or ())[0],
                 settings=settings,
                 metric=metric,
                 inputs=input,
-                folder=folder or beside.get("folder"),
-                resume=resume or bool(beside.get("resume")),
-                download=download or bool(beside.get("download")),
+                folder=folder or beside.folder,
+                resume=resume or beside.resume,
+                download=download or beside.download,
                 tokenizer=tokenizer or tokenizer_in(model, arch),
                 progress=progress,
             )
@@ -193,26 +191,6 @@ def finetune(
             return
         _print(report, quiet=quiet)
         show_files([] if quiet else written)
-
-
-def _opened(model: str, arch: str | None, trust: list[str] | None) -> tuple[nn.Module, str | None]:
-    """Open a converted file, any other model file, or make an untrained model.
-
-    Returns:
-        The model, and how its source's class is made, where a file should say so.
-    """
-    from bp_convert import pipeline
-    from bp_convert.files import arch_factory, read_converted
-
-    path = Path(model)
-    if not path.exists() and ":" in model:
-        return arch_factory(model, trust=trust or (), typed=True)(), None
-    if path.exists() and not path.is_dir() and pipeline.is_converted(path):
-        found = read_converted(path, trust=trust or ()).arch if arch is None else arch
-        make = None if arch is None else arch_factory(arch, trust=trust or (), typed=True)
-        return pipeline.load(path, model=make, trust=trust or ()), found
-    loaded = pipeline.open_model(path, arch=arch, trust=trust or ())
-    return loaded.model, loaded.arch
 
 
 def _stem(model: str) -> str:

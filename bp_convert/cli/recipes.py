@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from bp_convert.cli import options as o
+from bp_convert.cli import flags as o
 from bp_convert.cli.session import DONE, FAILED, errors_shown, progress_shown, show, show_files
+from bp_convert.errors import CheckpointError
 from bp_convert.values.text import as_json
 
 if TYPE_CHECKING:
-    from bp_convert.batch.watch import Watch
+    from bp_convert.batch.onlooker import Onlooker
     from bp_convert.values.outcome import Outcome
 
 app = typer.Typer(
@@ -80,11 +81,11 @@ def run(
         raise typer.BadParameter("--resume keeps finished jobs, --force does them again: give one")
     failed = False
     with errors_shown() as trail:
-        from bp_convert.batch.read import read_recipe
+        from bp_convert.batch.book import read_recipe
 
         book = read_recipe(recipe)
         folder = output or book.output
-        from bp_convert.batch.run import Options, run_recipe, selected
+        from bp_convert.batch.execute import Options, run_recipe, selected
 
         chosen = selected(book, only or ())
         if dry_run:
@@ -141,7 +142,7 @@ def validate(
 ) -> None:
     """Check recipes: keys, values, names, and whether the files they name are there."""
     with errors_shown():
-        from bp_convert.batch.read import read_recipe
+        from bp_convert.batch.book import read_recipe
         from bp_convert.batch.sources import check_files, check_scores
 
         for path in recipes:
@@ -186,8 +187,25 @@ def init(
         from bp_convert.batch.template import template
         from bp_convert.files.atomic import write_text
 
+        _check_whole(Path(model), arch)
         text, file = template(model, arch, output)
         print(f"wrote {write_text(file, text, force=force)}")
+
+
+def _check_whole(model: Path, arch: str | None) -> None:
+    """Refuse to begin with a file that holds weights alone, without what they belong to."""
+    if arch is not None or not model.is_file():
+        return
+    from bp_convert.files import ARCH_FORMS
+    from bp_convert.files.listing import weights_alone
+
+    if weights_alone(model) is not None:
+        raise CheckpointError(
+            where=str(model),
+            found="weights without the model that they belong to",
+            allowed=f"a whole model, or --arch with {ARCH_FORMS}",
+            fix=f"bp-convert recipe init {model} --arch torchvision:resnet18, or whatever it is",
+        )
 
 
 def _written(schema: dict[str, Any]) -> dict[str, Any]:
@@ -211,7 +229,7 @@ def _written(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-class _Lines:
+class _Printed:
     """Says what becomes of jobs, line by line, where no terminal shows a table."""
 
     def __init__(self, total: int) -> None:
@@ -239,15 +257,15 @@ class _Lines:
 
 
 @contextmanager
-def _watched(names: list[str], *, quiet: bool) -> Iterator[Watch]:
+def _watched(names: list[str], *, quiet: bool) -> Iterator[Onlooker]:
     """Yield whoever looks on: a live table on a terminal, lines elsewhere, nobody if quiet."""
-    from bp_convert.batch.watch import Unwatched
+    from bp_convert.batch.onlooker import Unwatched
 
     if quiet:
         yield Unwatched()
         return
     if not sys.stderr.isatty():
-        yield _Lines(len(names))
+        yield _Printed(len(names))
         return
     from rich.console import Console
     from rich.live import Live

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from bp_convert.batch.book import Book, Stated
 from bp_convert.batch.folders import Results
 from bp_convert.batch.identity import Identities
-from bp_convert.batch.read import Book, Stated
+from bp_convert.batch.onlooker import Onlooker, Task
 from bp_convert.batch.sources import check_files, check_scores
-from bp_convert.batch.watch import Task, Watch
 from bp_convert.errors import RecipeError
 from bp_convert.files import write_text
 from bp_convert.provenance import machine, versions
@@ -68,7 +68,7 @@ def selected(book: Book, only: Sequence[str]) -> list[Stated]:
     ]
 
 
-def run_recipe(book: Book, options: Options, watch: Watch) -> Summary:
+def run_recipe(book: Book, options: Options, watch: Onlooker) -> Summary:
     """Run the jobs of a recipe that are not finished, and write the summary of all.
 
     Raises:
@@ -105,7 +105,7 @@ def _task(stated: Stated, identities: Identities) -> Task:
 
 
 def _left(
-    book: Book, tasks: Sequence[Task], results: Results, options: Options, watch: Watch
+    book: Book, tasks: Sequence[Task], results: Results, options: Options, watch: Onlooker
 ) -> list[Task]:
     """Return the tasks that have to run; tell of those that are finished."""
     finished = [t for t in tasks if results.identity(t.job.name) == t.identity]
@@ -130,7 +130,7 @@ def _left(
 
 
 class _Executor(Protocol):
-    def run(self, tasks: Sequence[Task], watch: Watch, *, keep_going: bool) -> None:
+    def run(self, tasks: Sequence[Task], watch: Onlooker, *, keep_going: bool) -> None:
         """Run all tasks."""
 
 

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from bp_convert.cli import options as o
-from bp_convert.cli.session import errors_shown, progress_shown, show, show_files
+from bp_convert.cli import flags as o
+from bp_convert.cli.session import errors_shown, progress_shown, show, show_files, typed
 from bp_convert.cli.together import check_data
+from bp_convert.values.recipe import EXAMPLES, Job
 from bp_convert.values.text import as_json
 
 Error = Annotated[
@@ -56,37 +57,41 @@ def probe(
     if not 0 < error < 1:
         raise typer.BadParameter(f"{error:g} is no relative error. Give one between 0 and 1")
     with errors_shown() as trail:
-        from bp_convert.cli.outputs import check_model, check_outputs, write_reports
         from bp_convert.cli.reading import settings_from
+        from bp_convert.run.written import Outputs, check_model, write_reports
 
         reports = report or []
+        job = Job(
+            name="probe",
+            model=str(model),
+            arch=arch,
+            trust=tuple(trust or ()),
+            allow_missing=allow_missing,
+            tokenizer=None if tokenizer is None else str(tokenizer),
+            settings=settings_from(include=include, exclude=exclude, inputs=input, seed=seed),
+            calibrate=calibrate,
+            examples=examples or EXAMPLES,
+        )
         check_model(model)
-        check_outputs(None, reports=reports, plan_out=None, force=force)
-        asked = settings_from(include=include, exclude=exclude, inputs=input, seed=seed)
+        outputs = Outputs(reports=tuple(reports), force=force, command=typed())
+        outputs.check()
         from bp_convert import studies
-        from bp_convert.cli.data import open_with_data
         from bp_convert.render import study
+        from bp_convert.run.learning import split_of
+        from bp_convert.run.opening import opened
 
         with progress_shown(trail, quiet=quiet or json_only) as progress:
-            loaded, data = open_with_data(
-                model,
-                arch=arch,
-                trust=trust,
-                allow_missing=allow_missing,
-                settings=asked,
-                calibrate=calibrate,
-                count=examples or 512,
-                tokenizer=tokenizer,
-            )
+            source = opened(job)
+            split = split_of(job, source.model)
             found = studies.probe(
-                loaded.model,
-                asked,
-                calibrate=data.calibration,
+                source.model,
+                job.settings,
+                calibrate=None if split.calibrate is None else split.calibrate.examples,
                 error=error,
-                source=loaded.source,
+                source=source.words,
                 progress=progress,
             )
-        write_reports(found, reports, force=force)
+        write_reports(found, outputs)
         if json_only:
             print(_as_json(found), end="")
         elif quiet:
@@ -134,72 +139,67 @@ def sweep(
         metric=metric,
     )
     with errors_shown() as trail:
-        from bp_convert.cli.outputs import check_model, check_outputs, write_reports
         from bp_convert.cli.reading import settings_from, several
+        from bp_convert.run.written import Outputs, check_model, write_reports
 
-        check_model(model)
         targets = several(target or ["params=0.5,0.25,0.1"])
-        files = (
-            {one: output / f"{model.stem}-{str(one).replace('=', '-')}.pt" for one in targets}
-            if output is not None
-            else {}
-        )
         reports = report or []
-        check_outputs(None, reports=reports, plan_out=None, force=force)
+        job = Job(
+            name="sweep",
+            model=str(model),
+            arch=arch,
+            trust=tuple(trust or ()),
+            allow_missing=allow_missing,
+            tokenizer=None if tokenizer is None else str(tokenizer),
+            settings=settings_from(
+                include=include,
+                exclude=exclude,
+                inputs=input,
+                seed=seed,
+                method=method,
+                convert_anyway=convert_anyway,
+            ),
+            calibrate=calibrate,
+            examples=examples or EXAMPLES,
+            evaluate=evaluate,
+            metric=metric,
+        )
+        files = {}
+        if output is not None:
+            name = f"{model.stem}-{{}}.pt"
+            files = {one: output / name.format(str(one).replace("=", "-")) for one in targets}
+        check_model(model)
+        outputs = Outputs(reports=tuple(reports), force=force, command=typed())
+        outputs.check()
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)
         for path in files.values():
-            check_outputs(path, reports=(), plan_out=None, force=force)
-        asked = settings_from(
-            include=include,
-            exclude=exclude,
-            inputs=input,
-            seed=seed,
-            method=method,
-            convert_anyway=convert_anyway,
-        )
+            Outputs(model=path, force=force).check()
         from bp_convert import studies
-        from bp_convert.cli.data import open_with_data
         from bp_convert.files import check_writable
-        from bp_convert.proof.result import result_at
         from bp_convert.render import study
+        from bp_convert.run.learning import split_of
+        from bp_convert.run.opening import opened
 
         with progress_shown(trail, quiet=quiet or json_only) as progress:
-            loaded, data = open_with_data(
-                model,
-                arch=arch,
-                trust=trust,
-                allow_missing=allow_missing,
-                settings=asked,
-                calibrate=calibrate,
-                evaluate=evaluate,
-                count=examples or 512,
-                tokenizer=tokenizer,
-            )
-
+            source = opened(job)
             for path in files.values():
-                check_writable(loaded.model, path, arch=loaded.arch, trust=trust or ())
-
-            def keep(small: Any, one: Any) -> Path:
-                path = files[one]
-                with result_at(path, trust=trust, force=force) as file:
-                    assert file is not None
-                    file.write(small, loaded.arch, model)
-                return path
-
+                check_writable(source.model, path, arch=source.arch, trust=job.trust)
+            split = split_of(job, source.model)
             found = studies.sweep(
-                loaded.model,
+                source,
                 targets,
-                asked,
-                calibrate=data.calibration,
-                evaluate=data.evaluation,
+                job.settings,
+                calibrate=None if split.calibrate is None else split.calibrate.examples,
+                evaluate=None if split.evaluate is None else split.evaluate.examples,
                 metric=metric,
                 beside=not no_svd,
-                keep=keep if files else None,
-                source=loaded.source,
+                files=files or None,
+                trust=job.trust,
+                force=force,
                 progress=progress,
             )
-        write_reports(found, reports, force=force)
+        write_reports(found, outputs)
         if json_only:
             print(_as_json(found), end="")
         elif quiet:
@@ -207,6 +207,8 @@ def sweep(
         else:
             show(study.shown_sweep(found))
             show_files([*(point.file for point in found.points if point.file), *reports])
+            for note in dict.fromkeys(note for point in found.points for note in point.notes):
+                print(note)
 
 
 def _as_json(found: Any) -> str:

@@ -1,10 +1,12 @@
-"""What a run of jobs tells whoever looks on."""
+"""What a run of jobs tells whoever looks on; nothing here needs torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
+from bp_convert.errors import BpConvertError
+from bp_convert.faults import Fault
 from bp_convert.values.outcome import Outcome
 from bp_convert.values.recipe import Job
 
@@ -23,7 +25,7 @@ class Task:
     full: str
 
 
-class Watch(Protocol):
+class Onlooker(Protocol):
     """Is told what becomes of each job."""
 
     def started(self, name: str) -> None:
@@ -53,3 +55,24 @@ class Unwatched:
 
     def breathe(self) -> None:
         """Do nothing."""
+
+
+def failure(job: Job, identity: str, problem: BpConvertError | Fault | str) -> Outcome:
+    """Return the outcome of a job that failed."""
+    words = problem if isinstance(problem, str) else told(problem)
+    return Outcome(
+        name=job.name,
+        state="failed",
+        identity=identity,
+        keys=job.keys,
+        model=job.words,
+        paper=job.paper,
+        problem=words[:500],
+    )
+
+
+def told(problem: BpConvertError | Fault) -> str:
+    """Say what went wrong in a line."""
+    if isinstance(problem, Fault):
+        return f"{problem.where}: {problem.words}; a fault that bp-convert did not foresee"
+    return f"{problem.where}: {problem.found}. To do: {problem.fix}"

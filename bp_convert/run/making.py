@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from torch import nn
 
 from bp_convert import pipeline
-from bp_convert.batch.models import Source
 from bp_convert.counting import count_bytes, count_params
 from bp_convert.data import Examples
 from bp_convert.errors import PlanError
+from bp_convert.evaluation import Scorer
 from bp_convert.graph.clone import clone
 from bp_convert.pruning import prune
+from bp_convert.run.opening import SourceModel
 from bp_convert.storage import mark
 from bp_convert.values.plan import Plan, Totals
 from bp_convert.values.progress import Progress
@@ -41,8 +42,13 @@ class Made:
     bytes: Totals
     notes: tuple[str, ...] = ()
 
+    @property
+    def changed(self) -> bool:
+        """Whether it is anything but a copy."""
+        return self.plan is not None and changes(self.plan)
 
-def plan_of(job: Job, model: nn.Module, examples: Examples | None, progress: Progress) -> Plan:
+
+def planned(job: Job, model: nn.Module, examples: Examples | None, progress: Progress) -> Plan:
     """Plan a job's conversion or its low-rank counterpart; for the others, the size they match.
 
     Raises:
@@ -85,36 +91,55 @@ def _within(job: Job, size: Totals) -> float:
     return float(size.after)
 
 
-def build(job: Job, source: Source, examples: Examples | None, progress: Progress) -> Made:
-    """Make a job's model.
+def changes(plan: Plan) -> bool:
+    """Tell whether a plan gives anything but a copy."""
+    return bool(plan.converted or plan.resizes)
+
+
+def build(
+    job: Job,
+    source: SourceModel,
+    plan: Plan | None,
+    examples: Examples | None,
+    scorer: Scorer | None,
+    progress: Progress,
+) -> Made:
+    """Make a job's model as planned; None stands for the full model.
 
     Raises:
         BpConvertError: as ``pipeline.convert``.
     """
-    if job.counterpart == "full":
+    if plan is None:
         params, size = count_params(source.model), count_bytes(source.model)
         return Made(clone(source.model), None, None, params, size)
-    plan = plan_of(job, source.model, examples, progress)
     if job.counterpart == "pruned":
-        progress("pruning", 0, 1)
-        done, pruned = prune(
-            source.model,
-            int(_within(job, plan.params)),
-            inputs=plan.inputs,
-            init=job.request.init,
-            seed=job.request.seed,
-        )
-        mark(done.model, pruned.model_dump_json(by_alias=True))
-        warm = job.request.init == "warm"
-        lost = tuple(f"{name} starts from noise: {why}" for name, why in done.random.items())
-        notes = (*pruned.notes, *(lost if warm else ()))
-        return Made(done.model, pruned, None, pruned.params, pruned.bytes, notes)
-    fitting = plan.settings.method not in ("svd", "kron")
+        return _pruned(job, source, plan, progress)
+    fitted = job.counterpart is None or plan.settings.method not in ("svd", "kron")
     small, report = pipeline.convert(
         source.model,
         plan=plan,
-        calibrate=examples if fitting else None,
+        calibrate=examples if fitted else None,
+        evaluate=scorer,
+        device=job.device,
+        dtype=job.dtype,
+        measure=job.measure,
         progress=progress,
         source=source.words,
     )
     return Made(small, plan, report, plan.params, plan.bytes, (*report.notes, *plan.notes))
+
+
+def _pruned(job: Job, source: SourceModel, plan: Plan, progress: Progress) -> Made:
+    progress("pruning", 0, 1)
+    done, pruned = prune(
+        source.model,
+        int(_within(job, plan.params)),
+        inputs=plan.inputs,
+        init=job.request.init,
+        seed=job.request.seed,
+    )
+    mark(done.model, pruned.model_dump_json(by_alias=True))
+    warm = job.request.init == "warm"
+    lost = tuple(f"{name} starts from noise: {why}" for name, why in done.random.items())
+    notes = (*pruned.notes, *(lost if warm else ()))
+    return Made(done.model, pruned, None, pruned.params, pruned.bytes, notes)

@@ -1,23 +1,22 @@
-"""The model that a job starts from, trained first where the recipe says so."""
+"""The full model that a recipe trains first, once for all jobs that share it."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from filelock import FileLock
-from torch import nn
 
-from bp_convert.batch.examples import split_of
 from bp_convert.batch.folders import Results
-from bp_convert.batch.train import finetune, seeded
 from bp_convert.errors import CheckpointError
-from bp_convert.files import arch_factory, load_model, write_text
+from bp_convert.files import write_text
 from bp_convert.files.atomic import write_all
-from bp_convert.graph.running import same_draws
+from bp_convert.run.learning import learn, seeded, split_of
+from bp_convert.run.opening import SourceModel, opened
+from bp_convert.run.written import Outputs
 from bp_convert.values.progress import Progress
 from bp_convert.values.recipe import Job
 from bp_convert.values.training import Trained
@@ -25,51 +24,7 @@ from bp_convert.values.training import Trained
 WEIGHTS, TRAINED = "weights.pt", "trained.json"  # of a full model
 
 
-@dataclass(frozen=True)
-class Source:
-    """The model before conversion.
-
-    Attributes:
-        model: on the CPU.
-        words: where it came from.
-        arch: how to make it again; None where its file holds the class.
-        trained: whether it is worth learning from: a file, a trained model, not a fresh start.
-        full: what training it gave, where the recipe trains it.
-        notes: remarks.
-    """
-
-    model: nn.Module
-    words: str
-    arch: str | None
-    trained: bool
-    full: Trained | None = None
-    notes: tuple[str, ...] = ()
-
-
-def open_source(job: Job) -> Source:
-    """Load or make the model of a job, untrained where it comes from an architecture alone.
-
-    Raises:
-        CheckpointError: it cannot be loaded or made.
-    """
-    if job.model is not None:
-        loaded = load_model(
-            Path(job.model).expanduser(),
-            arch=job.arch,
-            trust=job.trust,
-            allow_missing=job.allow_missing,
-        )
-        return Source(loaded.model, loaded.source, loaded.arch, True, None, loaded.notes)
-    assert job.arch is not None
-    factory = arch_factory(job.arch, trust=job.trust)
-    with same_draws(job.seed):
-        model = factory()
-    # A user's own factory may return a trained model; a library's architecture is a fresh start.
-    own = job.arch.partition("?")[0].rpartition(":")[0].endswith(".py")
-    return Source(model, f"made by {job.arch}", job.arch, own)
-
-
-def trained_source(job: Job, identity: str, results: Results, progress: Progress) -> Source:
+def trained_source(job: Job, identity: str, results: Results, progress: Progress) -> SourceModel:
     """Return the model of a job, trained as the recipe says; once for all jobs that share it.
 
     Args:
@@ -79,7 +34,7 @@ def trained_source(job: Job, identity: str, results: Results, progress: Progress
         CheckpointError: the model cannot be loaded or made.
         BpConvertError: training fails.
     """
-    source = open_source(job)
+    source = opened(job)
     if job.train is None:
         return source
     home = results.folder / "full" / identity
@@ -98,12 +53,12 @@ def trained_source(job: Job, identity: str, results: Results, progress: Progress
         def tell(words: str, done: int, total: int) -> None:
             progress(f"full model: {words}", done, total)
 
-        settings = seeded(job, job.train)
-        assert settings is not None
-        split = split_of(job, source.model, settings, full=True)
-        model, trained = finetune(
-            source.model, None, job, settings, folder=folder, split=split, progress=tell
-        )
+        run = seeded(job, job.train)
+        assert run is not None
+        alone = job.model_copy(update={"teacher": "none"})
+        split = split_of(job, source.model, run, full=True)
+        outputs = Outputs(checkpoints=folder, resume=True)
+        model, trained = learn(source.model, source, alone, run, split, outputs, tell)
         with results.drafted(f"full-{identity}") as draft:
             state = {name: one.detach().cpu() for name, one in model.state_dict().items()}
             write_all([(draft / WEIGHTS, lambda path: torch.save(state, path))])
@@ -116,7 +71,7 @@ def trained_source(job: Job, identity: str, results: Results, progress: Progress
     return done
 
 
-def _cached(home: Path, source: Source) -> Source | None:
+def _cached(home: Path, source: SourceModel) -> SourceModel | None:
     if not all((home / name).is_file() for name in (WEIGHTS, TRAINED)):
         return None
     try:
@@ -131,4 +86,4 @@ def _cached(home: Path, source: Source) -> Source | None:
             fix="remove the folder; it is trained again",
         ) from None
     words = f"{source.words}, trained for {trained.steps:,} steps"
-    return Source(source.model, words, source.arch, True, trained, source.notes)
+    return replace(source, words=words, trained=True, full=trained)

@@ -1,0 +1,199 @@
+"""One job: open, read, plan, convert, score, train, score, write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from bp_convert import pipeline
+from bp_convert.data import Examples, Split
+from bp_convert.errors import VerificationError
+from bp_convert.evaluation import Scorer
+from bp_convert.files import check_writable, save_weights, write_text
+from bp_convert.graph.running import evaluating
+from bp_convert.proof.result import result_at
+from bp_convert.reporting import trained
+from bp_convert.run.learning import learn, split_of, training_of
+from bp_convert.run.making import Made, build, changes, planned
+from bp_convert.run.opening import SourceModel, opened
+from bp_convert.run.written import Outputs, write_reports
+from bp_convert.values.outcome import Outcome
+from bp_convert.values.plan import Plan
+from bp_convert.values.progress import Progress, unheard
+from bp_convert.values.recipe import Job
+from bp_convert.values.report import Report
+from bp_convert.values.score import Score
+
+UNTIMED = "nothing was timed: no example input is known (--input)"
+
+
+@dataclass(frozen=True)
+class Given:
+    """What several jobs share, made before them.
+
+    Attributes:
+        source: the model.
+        split: what each use of the data gets.
+        scorer: has scored the source.
+    """
+
+    source: SourceModel
+    split: Split | None = None
+    scorer: Scorer | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave.
+
+    Attributes:
+        model: None after a dry run.
+        plan: what was done; None for the full model.
+        report: of the conversion; None for the full model and a pruned one.
+        outcome: in short; None after a dry run.
+        files: those written.
+        remarks: what proving the model's file has to say; they stand in the report too.
+    """
+
+    model: nn.Module | None
+    plan: Plan | None
+    report: Report | None
+    outcome: Outcome | None
+    files: tuple[Path, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything but a copy."""
+        return self.plan is not None and changes(self.plan)
+
+
+def run(
+    job: Job,
+    outputs: Outputs | None = None,
+    *,
+    given: Given | None = None,
+    dry: bool = False,
+    progress: Progress = unheard,
+) -> Result:
+    """Run a job.
+
+    Args:
+        outputs: where its results go; None writes nothing.
+        given: what is there already; None opens the model and reads the data.
+        dry: stop at the plan.
+        progress: called with words, steps done and their number.
+
+    Raises:
+        BpConvertError: it cannot be done as asked, or does not hold what it promises.
+    """
+    outputs = outputs or Outputs()
+    goal = None if dry else outputs.model
+    # The full model has no plan: as .safetensors it is weights alone, which need no proof.
+    bare = job.counterpart == "full" and goal is not None and goal.suffix == ".safetensors"
+    with result_at(None if bare else goal, trust=job.trust, force=outputs.force) as file:
+        torch.manual_seed(job.request.seed)
+        plan = None if job.plan is None else pipeline.read_plan(job.plan)
+        progress("opening the model", 0, 1)
+        given = given or Given(opened(job))
+        source = given.source
+        arch = None if job.counterpart == "full" else source.arch
+        if goal is not None:
+            check_writable(source.model, goal, arch=arch, trust=job.trust)
+        progress("reading the examples", 0, 1)
+        training = None if dry else training_of(job)
+        split = given.split or split_of(
+            job, source.model, training, plan=plan, download=outputs.download
+        )
+        examples = None if split.calibrate is None else split.calibrate.examples
+        held = None if split.evaluate is None or dry else split.evaluate.examples
+        if plan is None and job.counterpart != "full":
+            plan = planned(job, source.model, examples, progress)
+        files = [] if job.counterpart == "pruned" else _write_plan(plan, outputs)
+        if dry:
+            assert plan is not None
+            shown = _noted(pipeline.report_of(plan, source=source.words), source.notes)
+            files += write_reports(shown, outputs)
+            return Result(None, plan, shown, None, tuple(files))
+        if not job.unchecked:
+            _check_checkable(plan, examples)
+        scorer = given.scorer
+        if scorer is None and held is not None:
+            progress("scoring the full model", 0, 1)
+            scorer = Scorer(source.model, held, job.metric)
+        made = build(job, source, plan, examples, scorer, progress)
+        if job.counterpart == "pruned":
+            files += _write_plan(made.plan, outputs)
+        converted = _score(scorer, made, made.model)
+        model, report, score, done = made.model, made.report, converted, None
+        goes_on = made.changed or outputs.unconverted
+        if training is not None and goes_on:
+            model, done = learn(model, source, job, training, split, outputs, progress)
+            score = None if scorer is None else scorer.score(evaluating(model))
+            if report is not None:
+                report = trained(report, done, [score] if score is not None else [])
+        progress("writing", 0, 1)
+        remarks: list[str] = []
+        if file is not None and goes_on:
+            start = None if job.model is None else Path(job.model)
+            written, remarks = file.write(model, arch, start)
+            files += written
+        elif bare and goal is not None:
+            files.append(save_weights(goal, model, force=outputs.force))
+    if done is not None and outputs.training is not None:
+        files.append(write_text(outputs.training, done.model_dump_json(indent=1) + "\n"))
+    if report is not None:
+        untimed = [UNTIMED] if job.measure and plan is not None and not plan.inputs else []
+        report = _noted(report, source.notes, untimed, remarks)
+        files += write_reports(report, outputs)
+    outcome = Outcome(
+        name=job.name,
+        keys=job.keys,
+        model=job.words,
+        params=made.params,
+        macs=None if made.plan is None else made.plan.macs,
+        bytes=made.bytes,
+        error=None if report is None else report.plan.error,
+        converted=converted,
+        score=score,
+        full=source.full,
+        trained=done,
+        paper=job.paper,
+        notes=(*source.notes, *made.notes),
+    )
+    return Result(model, made.plan, report, outcome, tuple(files), tuple(remarks))
+
+
+def _noted(report: Report, before: Sequence[str], *after: Sequence[str]) -> Report:
+    notes = (*before, *report.notes, *(one for words in after for one in words))
+    return report.model_copy(update={"notes": notes})
+
+
+def _score(scorer: Scorer | None, made: Made, model: nn.Module) -> Score | None:
+    """Return the score of a model before training: a conversion has it in its report."""
+    if made.report is not None and made.report.scores:
+        return made.report.scores[0]
+    return None if scorer is None else scorer.score(evaluating(model))
+
+
+def _write_plan(plan: Plan | None, outputs: Outputs) -> list[Path]:
+    if plan is None or outputs.plan is None:
+        return []
+    return [pipeline.write_plan(plan, outputs.plan, outputs.force)]
+
+
+def _check_checkable(plan: Plan | None, examples: Examples | None) -> None:
+    """Refuse to convert where nothing could be run beside its source."""
+    if plan is None or plan.inputs or examples or not changes(plan):
+        return
+    raise VerificationError(
+        where=plan.model,
+        found="no input is known on which it runs, so that nothing could be checked",
+        allowed="a conversion that was run beside its source",
+        fix="describe an input with --input, give examples with --calibrate, or take the result "
+        "as it is with --unchecked",
+    )

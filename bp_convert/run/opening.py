@@ -1,0 +1,93 @@
+"""The model that a job starts from, opened or made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from bp_convert import pipeline
+from bp_convert.data.text_lines import tokenizer_in
+from bp_convert.files import arch_factory, read_converted
+from bp_convert.graph.running import same_draws
+from bp_convert.run.written import is_architecture
+from bp_convert.values.recipe import Job
+from bp_convert.values.training import Trained
+
+
+@dataclass(frozen=True)
+class SourceModel:
+    """The model before conversion.
+
+    Attributes:
+        model: on the CPU, or where the job says.
+        words: where it came from.
+        arch: how to make it again; None where its file holds the class.
+        trained: whether it is worth learning from: a file, a trained model, not a fresh start.
+        full: what training it gave, where the recipe trains it.
+        notes: remarks.
+    """
+
+    model: nn.Module
+    words: str = ""
+    arch: str | None = None
+    trained: bool = True
+    full: Trained | None = None
+    notes: tuple[str, ...] = ()
+
+
+def opened(job: Job) -> SourceModel:
+    """Load or make the model of a job, untrained where it comes from an architecture alone.
+
+    Raises:
+        CheckpointError: it cannot be loaded or made.
+        PlanError: there is no such device.
+    """
+    with same_draws(job.request.seed):  # of weights that a file lacks, or that start afresh
+        if job.model is not None:
+            path = Path(job.model).expanduser()
+            loaded = pipeline.open_model(
+                path, arch=job.arch, trust=job.trust, allow_missing=job.allow_missing
+            )
+            model = pipeline.moved(loaded.model, job.device)
+            return SourceModel(model, loaded.source, loaded.arch, notes=loaded.notes)
+        assert job.arch is not None
+        model = pipeline.moved(arch_factory(job.arch, trust=job.trust)(), job.device)
+    # A user's own factory may return a trained model; a library's architecture is a fresh start.
+    own = job.arch.partition("?")[0].rpartition(":")[0].endswith(".py")
+    return SourceModel(model, f"made by {job.arch}", job.arch, trained=own)
+
+
+def any_model(
+    text: str, arch: str | None = None, trust: Sequence[str] = ()
+) -> tuple[nn.Module, str | None]:
+    """Open a converted file or any other model file, or make an untrained architecture.
+
+    Args:
+        text: a path, or one of the forms of ``arch``, which the user typed.
+
+    Returns:
+        The model, and how its source's class is made, where a file should say so.
+
+    Raises:
+        CheckpointError: it cannot be loaded or made.
+    """
+    path = Path(text)
+    if is_architecture(text):
+        return arch_factory(text, trust=trust, typed=True)(), None
+    if path.exists() and not path.is_dir() and pipeline.is_converted(path):
+        found = read_converted(path, trust=trust).arch if arch is None else arch
+        make = None if arch is None else arch_factory(arch, trust=trust, typed=True)
+        return pipeline.load(path, model=make, trust=trust), found
+    loaded = pipeline.open_model(path, arch=arch, trust=trust)
+    return loaded.model, loaded.arch
+
+
+def tokenizer_of(job: Job) -> str | None:
+    """Return the folder of a job's tokenizer: the one it names, or its model's own."""
+    if job.tokenizer is not None:
+        return job.tokenizer
+    folder = tokenizer_in(job.model, job.arch)
+    return None if folder is None else str(folder)
