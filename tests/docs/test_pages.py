@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bp_convert.batch.read import read_recipe
 from filelock import FileLock
 from typer.testing import CliRunner
 
+from bp_convert.batch.book import read_recipe
 from bp_convert.cli.app import app
 from bp_convert.cli.reading import settings_from
 from tests.docs.pages import PAGES, ROOT, SCRIPT, blocks
