@@ -126,23 +126,20 @@ def test_plans_and_reports_are_shown_in_a_line() -> None:
     first, rest = repr(report).split("\n", 1)
     assert first.startswith(f"<Report of {line}")
     assert rest == report.verdict
-    assert len(repr(report)) < 300
+    assert len(repr(report)) < 500
     for shown in (str(report), str(plan)):
         assert max(map(len, shown.splitlines())) <= 80
         assert "params" in shown
         assert "8x8|8x8" in shown
-    assert str(report).endswith(" ".join(report.verdict.split()[-3:]))
+    assert " ".join(str(report).split()).endswith(report.verdict)
     assert Plan.model_validate_json(plan.model_dump_json(by_alias=True)) == plan
     assert Report.model_validate_json(report.model_dump_json(by_alias=True)) == report
 
 
 def test_notebooks_show_an_escaped_table() -> None:
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.add_module("<b>&", nn.Linear(64, 64))
-
-    plan = bp_convert.plan(Odd(), inputs=["64"])
+    odd = nn.Sequential()
+    odd.add_module("<b>&", nn.Linear(64, 64))
+    plan = bp_convert.plan(odd, inputs=["64"])
     _, report = bp_convert.convert(_model(), inputs=["64"], convert_anyway=True)
     for value in (plan, report):
         shown = value._repr_html_()
