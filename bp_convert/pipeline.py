@@ -25,7 +25,7 @@ from bp_convert.graph.example import SampleInputs, given_sample
 from bp_convert.graph.inputs import settle_values
 from bp_convert.graph.ready import check_ready
 from bp_convert.graph.reshape import CASTS, cast
-from bp_convert.planner import make_plan, maps_for, prepare
+from bp_convert.planner import Planned, maps_for, prepare
 from bp_convert.pruning import prune as pruned
 from bp_convert.render.summary import verdict
 from bp_convert.reporting import report_of
@@ -131,11 +131,24 @@ def plan(
         DataError: the data does not fit the model.
         TraceError: the model does not run on the input.
     """
+    return prepared(model, settings, inputs, calibrate=calibrate, progress=progress, **asked).plan
+
+
+def prepared(
+    model: nn.Module,
+    settings: Settings | None = None,
+    inputs: Inputs | None = None,
+    *,
+    calibrate: Data | None = None,
+    progress: Progress | bool | None = None,
+    **asked: Unpack[SettingsKeywords],
+) -> Planned:
+    """Do as ``plan``, and keep what was found out for a ``convert`` of this model."""
     check_ready(model, values=False)
     given, sample = _request(model, settings, inputs, asked)
     examples = None if calibrate is None else examples_for(model, calibrate, given)
     with told(progress) as tell:
-        return make_plan(model, given, examples=examples, given=sample, progress=tell)
+        return prepare(model, given, examples=examples, given=sample, progress=tell)
 
 
 def apply(
@@ -169,7 +182,7 @@ def convert(
     settings: Settings | None = None,
     inputs: Inputs | None = None,
     *,
-    plan: Plan | None = None,
+    plan: Plan | Planned | None = None,
     calibrate: Data | None = None,
     evaluate: Data | Scorer | None = None,
     metric: str | None = None,
@@ -187,7 +200,8 @@ def convert(
         inputs: example inputs: described, as TensorSpec or text such as ``"3x224x224"``; or
             values, a list of the positional ones or a mapping by forward's keywords, of whatever
             structure forward takes, with the examples on the first axis of each tensor.
-        plan: a plan to apply instead of making one.
+        plan: a plan to apply instead of making one; ``prepared`` gives one that need not be
+            checked again.
         calibrate: data by which a target is spent and to which the factors are fitted, as for
             ``plan``; some 256 to 1,024 examples are enough, and labels are not needed.
         evaluate: data to score on, before and after; none of it is calibrated on where it comes
@@ -213,6 +227,8 @@ def convert(
     floating, batches = _dtype(dtype), _batches(measure)
     before = fingerprint_of_data(model)
     given, sample = _request(model, settings, inputs, asked)
+    ready = plan if isinstance(plan, Planned) else None
+    plan = plan.plan if isinstance(plan, Planned) else plan
     given = given if plan is None else plan.settings
     scorer = evaluate if isinstance(evaluate, Scorer) else None
     uses = Uses(calibrate, evaluate=None if scorer is not None else evaluate)
@@ -224,8 +240,8 @@ def convert(
         if plan is None:
             ready = prepare(model, given, examples=examples, given=sample, progress=tell)
             plan = ready.plan
-        else:
-            ready, plan = None, recount(model, plan)
+        elif ready is None:
+            plan = recount(model, plan)
         if sample is None or examples is not None:
             sample = _sample(plan, examples)
         maps = maps_for(model, plan, sample, tell) if ready is None else ready.maps

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from bp_convert.errors import PlanError, TraceError
-from bp_convert.planner import make_plan
+from bp_convert.planner import prepare
 from bp_convert.values.plan import Plan
 from bp_convert.values.settings import LayerRule, Pairs, Settings
 from bp_convert.values.tensors import TensorSpec
@@ -27,7 +27,7 @@ def _mlp(*widths: int) -> nn.Sequential:
 def _plan(model: nn.Module, **asked: Any) -> Plan:
     if "inputs" not in asked:
         asked["inputs"] = (TensorSpec(shape=(next(model.parameters()).shape[1],)),)
-    return make_plan(model, Settings(**asked))
+    return prepare(model, Settings(**asked)).plan
 
 
 def _actions(plan: Plan) -> dict[str, str]:
@@ -168,7 +168,7 @@ def test_a_pattern_that_matches_nothing_lists_near_names(field: str) -> None:
     pattern: Any = (LayerRule(match="encodr"),) if field == "layers" else ("encodr",)
     model = nn.ModuleDict({"encoder": nn.Linear(4, 4), "decoder": nn.Linear(4, 4)})
     with pytest.raises(PlanError, match=r"'encodr'(.|\n)*none of the 2(.|\n)*encoder"):
-        make_plan(model, Settings(**{field: pattern}))
+        prepare(model, Settings(**{field: pattern}))
 
 
 def test_a_broken_regular_expression_is_an_error() -> None:
@@ -218,7 +218,7 @@ def test_shared_tied_parametrised_and_unused_layers() -> None:
 
 def test_attention_reads_its_projection_without_calling_it() -> None:
     model = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
-    plan = make_plan(model, Settings(inputs=(TensorSpec(shape=(5, 64)),), pairs="paper"))
+    plan = prepare(model, Settings(inputs=(TensorSpec(shape=(5, 64)),), pairs="paper")).plan
     layer = plan.layer("self_attn.out_proj")
     assert layer is not None
     assert "MultiheadAttention" in layer.reason
@@ -235,8 +235,8 @@ def test_widening_without_an_input_says_what_to_give() -> None:
             return self.a(x) + y
 
     with pytest.raises(PlanError, match="--input"):
-        make_plan(Odd(), Settings(alpha=2))
-    plan = make_plan(Odd(), Settings(pairs="paper"))
+        prepare(Odd(), Settings(alpha=2))
+    plan = prepare(Odd(), Settings(pairs="paper")).plan
     assert any("--input" in note for note in plan.notes)
 
 
@@ -272,7 +272,7 @@ def test_a_converted_model_is_left_alone() -> None:
 
     model = _mlp(512, 512, 512, 64)
     done = apply_plan(model, _plan(model, convert_anyway=True)).model
-    assert [layer.kind for layer in make_plan(done, Settings()).layers] == ["Linear"]
+    assert [layer.kind for layer in prepare(done, Settings()).plan.layers] == ["Linear"]
 
 
 def test_a_plan_says_whether_widening_keeps_the_function_and_where_not() -> None:

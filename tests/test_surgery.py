@@ -9,7 +9,7 @@ from torch import nn
 from bp_convert.counting import recount
 from bp_convert.errors import PlanError
 from bp_convert.layers import BPLinear
-from bp_convert.planner import make_plan
+from bp_convert.planner import prepare
 from bp_convert.surgery import apply_plan, fingerprint
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.plan import Plan
@@ -42,7 +42,7 @@ class Net(nn.Module):
 
 def _plan(model: nn.Module, **asked: object) -> Plan:
     inputs = (TensorSpec(shape=(16,)),)
-    return make_plan(model, Settings(inputs=inputs, convert_anyway=True, **asked))  # type: ignore[arg-type]
+    return prepare(model, Settings(inputs=inputs, convert_anyway=True, **asked)).plan  # type: ignore[arg-type]
 
 
 def test_the_user_s_class_references_ties_and_buffers_survive() -> None:
@@ -131,7 +131,7 @@ def test_an_impossible_plan_is_refused_with_the_layer_and_the_numbers(
 
 def test_a_refused_kind_cannot_be_forced_by_editing() -> None:
     model = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.Flatten(), nn.Linear(8 * 36, 4))
-    plan = make_plan(model, Settings(inputs=(TensorSpec(shape=(8, 8, 8)),)))
+    plan = prepare(model, Settings(inputs=(TensorSpec(shape=(8, 8, 8)),))).plan
     spec = FactorSpec(out=(2, 4), inp=(8, 9), axes=(2, 2))
     with pytest.raises(PlanError, match="depth-wise"):
         apply_plan(model, _edited(plan, action="replaced", factors={"weight": spec}))

@@ -103,7 +103,7 @@ def _estimate(job: Job) -> Estimate:
         macs = None if size is None else Totals(before=size, after=size)
         converted = (0, 0)
     else:
-        plan = planned(job, source.model, examples, unheard)
+        plan = planned(job, source.model, examples, unheard).plan
         if job.counterpart == "pruned":
             _, plan = prune(source.model, plan.params.after, inputs=plan.inputs, init="random")
         params, macs = plan.params, plan.macs

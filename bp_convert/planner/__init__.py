@@ -1,6 +1,6 @@
 """A model and Settings in, a Plan out. The only reader of alpha."""
 
-from bp_convert.planner.planning import candidate_units, make_plan, prepare
-from bp_convert.planner.warm import NOISE, maps_for
+from bp_convert.planner.planning import candidate_units, prepare
+from bp_convert.planner.warm import NOISE, Planned, maps_for
 
-__all__ = ["NOISE", "candidate_units", "make_plan", "maps_for", "prepare"]
+__all__ = ["NOISE", "Planned", "candidate_units", "maps_for", "prepare"]

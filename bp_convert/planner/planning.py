@@ -34,15 +34,16 @@ from bp_convert.widths.width_plan import WidthPlan
 WIDTH_BATCH = 2  # more than one example, so that no width is mistaken for the batch
 
 
-def make_plan(
+def prepare(
     model: nn.Module,
     settings: Settings | None = None,
     *,
     examples: Examples | None = None,
     given: SampleInputs | None = None,
     progress: Progress | None = None,
-) -> Plan:
-    """Decide for every layer of ``model`` what becomes of it, and why.
+) -> Planned:
+    """Decide for every layer of ``model`` what becomes of it, and why; keep what was found out on
+    the way for whoever carries the plan out.
 
     The model is only looked at: copies of it run, on an example input and on tensors without
     data, in eval and train mode, and where a target is to be met on calibration data, on that.
@@ -60,18 +61,6 @@ def make_plan(
         DataError: the model does not run on the examples.
         TraceError: the model does not run on the given input.
     """
-    return prepare(model, settings, examples=examples, given=given, progress=progress).plan
-
-
-def prepare(
-    model: nn.Module,
-    settings: Settings | None = None,
-    *,
-    examples: Examples | None = None,
-    given: SampleInputs | None = None,
-    progress: Progress | None = None,
-) -> Planned:
-    """Do as ``make_plan``, and keep what was found out for whoever carries the plan out."""
     return _Planning(
         model, settings or Settings(), examples, progress or (lambda *_: None), given
     ).run()

@@ -15,6 +15,7 @@ from bp_convert.errors import VerificationError
 from bp_convert.evaluation import Scorer
 from bp_convert.files import check_writable, save_weights, write_text
 from bp_convert.graph.running import evaluating
+from bp_convert.planner import Planned
 from bp_convert.proof.result import result_at
 from bp_convert.reporting import trained
 from bp_convert.run.learning import learn, split_of, training_of
@@ -111,8 +112,10 @@ def run(
         )
         examples = None if split.calibrate is None else split.calibrate.examples
         held = None if split.evaluate is None or dry else split.evaluate.examples
+        ready: Plan | Planned | None = plan
         if plan is None and job.counterpart != "full":
-            plan = planned(job, source.model, examples, progress)
+            ready = planned(job, source.model, examples, progress)
+            plan = ready.plan
         files = [] if job.counterpart == "pruned" else _write_plan(plan, outputs)
         if dry:
             assert plan is not None
@@ -125,7 +128,7 @@ def run(
         if scorer is None and held is not None:
             progress("scoring the full model", 0, 1)
             scorer = Scorer(source.model, held, job.metric)
-        made = build(job, source, plan, examples, scorer, progress)
+        made = build(job, source, ready, examples, scorer, progress)
         if job.counterpart == "pruned":
             files += _write_plan(made.plan, outputs)
         converted = _score(scorer, made, made.model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -12,6 +12,7 @@ from bp_convert.data import Examples
 from bp_convert.errors import PlanError
 from bp_convert.evaluation import Scorer
 from bp_convert.graph.clone import clone
+from bp_convert.planner import Planned
 from bp_convert.pruning import prune
 from bp_convert.run.opening import SourceModel
 from bp_convert.storage import mark
@@ -48,7 +49,7 @@ class Made:
         return self.plan is not None and changes(self.plan)
 
 
-def planned(job: Job, model: nn.Module, examples: Examples | None, progress: Progress) -> Plan:
+def planned(job: Job, model: nn.Module, examples: Examples | None, progress: Progress) -> Planned:
     """Plan a job's conversion or its low-rank counterpart; for the others, the size they match.
 
     Raises:
@@ -57,7 +58,7 @@ def planned(job: Job, model: nn.Module, examples: Examples | None, progress: Pro
     request = job.request
     if job.counterpart != "low-rank":
         given = examples if job.counterpart is None else None
-        return pipeline.plan(model, request, calibrate=given, progress=progress)
+        return pipeline.prepared(model, request, calibrate=given, progress=progress)
     size = pipeline.plan(model, request, progress=progress).params
     # Which terms are worth their numbers is read off the weights, also where they are then
     # started afresh.
@@ -72,11 +73,11 @@ def planned(job: Job, model: nn.Module, examples: Examples | None, progress: Pro
         seed=request.seed,
     )
     given = examples if asked.method == "svd-data" else None
-    plan = pipeline.plan(model, asked, calibrate=given, progress=progress)
+    ready = pipeline.prepared(model, asked, calibrate=given, progress=progress)
     if request.init == "random":
-        cold = tuple(one.model_copy(update={"init": "random"}) for one in plan.layers)
-        plan = plan.model_copy(update={"layers": cold})
-    return plan
+        cold = tuple(one.model_copy(update={"init": "random"}) for one in ready.plan.layers)
+        ready = replace(ready, plan=ready.plan.model_copy(update={"layers": cold}))
+    return ready
 
 
 def _within(job: Job, size: Totals) -> float:
@@ -99,7 +100,7 @@ def changes(plan: Plan) -> bool:
 def build(
     job: Job,
     source: SourceModel,
-    plan: Plan | None,
+    ready: Plan | Planned | None,
     examples: Examples | None,
     scorer: Scorer | None,
     progress: Progress,
@@ -109,7 +110,8 @@ def build(
     Raises:
         BpConvertError: as ``pipeline.convert``.
     """
-    if plan is None:
+    plan = ready.plan if isinstance(ready, Planned) else ready
+    if ready is None or plan is None:
         params, size = count_params(source.model), count_bytes(source.model)
         return Made(clone(source.model), None, None, params, size)
     if job.counterpart == "pruned":
@@ -117,7 +119,7 @@ def build(
     fitted = job.counterpart is None or plan.settings.method not in ("svd", "kron")
     small, report = pipeline.convert(
         source.model,
-        plan=plan,
+        plan=ready,
         calibrate=examples if fitted else None,
         evaluate=scorer,
         device=job.device,

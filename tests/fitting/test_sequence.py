@@ -14,7 +14,7 @@ from bp_convert.counting import recount
 from bp_convert.errors import DataError
 from bp_convert.fitting import fit_to_data
 from bp_convert.graph.walk import walk
-from bp_convert.planner import make_plan
+from bp_convert.planner import prepare
 from bp_convert.surgery import apply_plan
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.plan import Plan
@@ -50,15 +50,15 @@ def _planned(
 ) -> Plan:
     target = (Target(quantity="params", value=share),)
     settings = Settings(target=target, inputs=inputs, convert_anyway=True)
-    return make_plan(model, settings, examples=data)
+    return prepare(model, settings, examples=data).plan
 
 
 def _full(model: nn.Module, inputs: tuple[TensorSpec, ...]) -> Plan:
     """Return a plan in which every layer is exact."""
-    return make_plan(
+    return prepare(
         model, Settings(rank=10**6, inputs=inputs, convert_anyway=True, convert_head=True,
                         layers=({"match": "*", "rank": 10**6},))  # type: ignore[arg-type]
-    )  # fmt: skip
+    ).plan  # fmt: skip
 
 
 @torch.no_grad()
@@ -212,7 +212,7 @@ def test_every_topology_is_fitted_and_the_source_stays(name: str) -> None:
     before, state = _state(model), torch.get_rng_state()
     batches = [tiny.inputs(8) for _ in range(3)]
     held = [[t.clone() for t in args] for args, _ in batches]
-    plan = make_plan(model, Settings(rank=2, convert_anyway=True, convert_head=True))
+    plan = prepare(model, Settings(rank=2, convert_anyway=True, convert_head=True)).plan
     done = apply_plan(model, plan).model
     modes = [m.training for m in done.modules()]
     torch.set_rng_state(state)
@@ -253,7 +253,7 @@ def test_it_is_the_same_every_time() -> None:
 def test_a_layer_that_no_data_reaches_keeps_its_factors() -> None:
     tiny = TINY["sides"]
     model = tiny.make()
-    plan = make_plan(model, Settings(rank=2, convert_anyway=True, convert_head=True))
+    plan = prepare(model, Settings(rank=2, convert_anyway=True, convert_head=True)).plan
     layers = tuple(
         layer.model_copy(
             update={"action": "replaced", "reason": "",
@@ -275,7 +275,7 @@ def test_a_module_that_is_called_twice_is_fitted_to_both() -> None:
     tiny = TINY["shared"]
     model = tiny.make()
     x, unseen = tiny.inputs(256)[0][0], tiny.inputs(256)[0][0]
-    plan = make_plan(model, Settings(convert_anyway=True))
+    plan = prepare(model, Settings(convert_anyway=True)).plan
     weights = apply_plan(model, plan).model
     done, _ = _fitted(model, plan, x)
     assert done.once is done.again
@@ -335,7 +335,7 @@ def test_half_precision_is_fitted_in_its_own_dtype() -> None:
 
 def test_nothing_to_fit() -> None:
     model, inputs, draw = _mlp()
-    plan = make_plan(model, Settings(exclude=("*",), inputs=inputs))
+    plan = prepare(model, Settings(exclude=("*",), inputs=inputs)).plan
     done = apply_plan(model, plan).model
     assert fit_to_data(model, done, plan, examples(draw(8)).batches) == ({}, {})
 
@@ -365,7 +365,7 @@ def test_gates_are_fitted_by_how_far_each_output_moves_the_state(joint: bool) ->
     pair = FactorSpec(out=(outputs, 1), inp=(1, 10), rank=3)
     recurrent = FactorSpec(out=(outputs, 1), inp=(1, 8), rank=3)
     settings = Settings(inputs=(TensorSpec(shape=(9, 10)),), convert_anyway=True, rank=3)
-    plan = make_plan(model, settings)
+    plan = prepare(model, settings).plan
     layer = plan.layers[0].model_copy(
         update={"factors": {"ih_l0": pair, "hh_l0": recurrent}, "action": "replaced"}
     )

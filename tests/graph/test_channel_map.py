@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import bp_convert
 from bp_convert.graph.example import make_inputs
-from bp_convert.planner import make_plan
+from bp_convert.planner import prepare
 from bp_convert.surgery import apply_plan
 from bp_convert.values.settings import Settings
 from bp_convert.values.tensors import TensorSpec
@@ -162,7 +162,7 @@ def _widened(
     model: nn.Module, inputs: tuple[TensorSpec, ...], alpha: float
 ) -> tuple[Any, Any, Any]:
     settings = Settings(alpha=alpha, rank=10**6, inputs=inputs, convert_anyway=True)
-    plan = make_plan(model, settings)
+    plan = prepare(model, settings).plan
     args, kwargs = make_inputs(model, inputs, batch=4)
     maps = measure_maps(model, plan, args, kwargs)
     return plan, maps, apply_plan(model, plan, maps)
@@ -282,7 +282,7 @@ class Picky(nn.Module):
 def test_a_model_that_does_not_run_on_drawn_values_starts_afresh() -> None:
     model = Picky().eval()
     inputs = (TensorSpec.parse("16"),)
-    plan = make_plan(model, Settings(alpha=2, rank=10**6, inputs=inputs, convert_anyway=True))
+    plan = prepare(model, Settings(alpha=2, rank=10**6, inputs=inputs, convert_anyway=True)).plan
     model.strict = True
     maps = measure_maps(model, plan, *make_inputs(model, inputs, batch=4))
     assert not maps.preserved

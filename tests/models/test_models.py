@@ -15,7 +15,7 @@ from torch import nn
 
 from bp_convert.errors import PlanError
 from bp_convert.models import build
-from bp_convert.planner import make_plan
+from bp_convert.planner import prepare
 from bp_convert.values.settings import Settings
 
 COUNTS = json.loads((Path(__file__).parent / "reference_counts.json").read_text())
@@ -42,7 +42,7 @@ def test_full_models_have_the_table_s_parameters(name: str) -> None:
 @pytest.mark.parametrize("alpha", [1, 2, 3])
 def test_the_paper_s_table_of_parameters(name: str, alpha: int) -> None:
     model = _model(name)
-    plan = make_plan(model, Settings(alpha=alpha, pairs="paper", init="random"))
+    plan = prepare(model, Settings(alpha=alpha, pairs="paper", init="random")).plan
     expected = COUNTS[name]["bp"][str(alpha)]
     head = plan.layers[-1]
     assert plan.params.after == expected["inc"]
@@ -57,7 +57,7 @@ def test_the_two_layers_of_vgg19(alpha: int) -> None:
     settings = Settings(
         alpha=alpha, pairs="paper", init="random", include=("classifier.0", "classifier.3")
     )
-    plan = make_plan(model, settings)
+    plan = prepare(model, settings).plan
     two = [plan.layer(name) for name in ("classifier.0", "classifier.3")]
     assert (
         sum(layer.params[1] for layer in two if layer)

@@ -19,7 +19,7 @@ from bp_convert.kinds import Spread, kind_of
 from bp_convert.kinds.lstm_kind import LSTMKind
 from bp_convert.kron.contract import bilinear_macs
 from bp_convert.models import build
-from bp_convert.planner import make_plan
+from bp_convert.planner import prepare
 from bp_convert.search import units
 from bp_convert.surgery import apply_plan
 from bp_convert.values.factors import FactorSpec
@@ -32,7 +32,7 @@ from tests.search.models import Words, cnn, examples, images, mlp, spec, vectors
 def _plan(model: nn.Module, *targets: str, data: Examples | None = None, **asked: Any) -> Plan:
     asked.setdefault("convert_anyway", True)
     settings = Settings(target=tuple(map(Target.parse, targets)), **asked)
-    return make_plan(model, settings, examples=data)
+    return prepare(model, settings, examples=data).plan
 
 
 def _mlp() -> tuple[nn.Module, dict[str, Any], Examples]:

@@ -15,7 +15,7 @@ import bp_convert
 from bp_convert import Settings
 from bp_convert.errors import VerificationError
 from bp_convert.graph.example import SampleInputs
-from bp_convert.planner import make_plan
+from bp_convert.planner import prepare
 from bp_convert.surgery import apply_plan
 from bp_convert.values.report import Verification
 from bp_convert.values.tensors import TensorSpec
@@ -65,7 +65,7 @@ def made() -> tuple[nn.Module, nn.Module, Callable[[], Verification]]:
     torch.manual_seed(0)
     source = Net().eval()
     source.blocks[1].act.register_forward_hook(halved)
-    plan = make_plan(source, FULL)
+    plan = prepare(source, FULL).plan
     done = apply_plan(source, plan)
 
     def check() -> Verification:
@@ -174,7 +174,7 @@ def test_a_layer_that_loses_its_gradient() -> None:
 
 def test_a_source_that_was_written_to() -> None:
     source, _, _ = made()
-    plan = make_plan(source, FULL)
+    plan = prepare(source, FULL).plan
     done = apply_plan(source, plan)
     before = fingerprint_of_data(source)
     with torch.no_grad():
