@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,32 @@ def test_imports_go_down_only(path: Path) -> None:
 
 def test_every_room_has_a_floor() -> None:
     assert {_room(path) for path in FILES} <= set(FLOORS)
+
+
+def test_a_room_can_be_held_by_one_person() -> None:
+    sizes: dict[str, int] = {}
+    for path in FILES:
+        if len(path.relative_to(ROOT).parts) > 1:
+            lines = len(path.read_text(encoding="utf-8").splitlines())
+            sizes[_room(path)] = sizes.get(_room(path), 0) + lines
+    assert {room: size for room, size in sizes.items() if size > 2600} == {}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_says_what_stands_in_it(path: Path) -> None:
+    if path.name not in ("__init__.py", "_version.py"):
+        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def test_modules_and_classes_have_names_of_their_own() -> None:
+    modules = Counter(path.stem for path in FILES if not path.stem.startswith("__"))
+    classes = Counter(
+        node.name
+        for path in FILES
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for names in (modules, classes) for name, n in names.items() if n > 1] == []
 
 
 def test_values_and_errors_know_no_torch() -> None:

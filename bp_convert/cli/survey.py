@@ -76,7 +76,7 @@ def probe(
         outputs = Outputs(reports=tuple(reports), force=force, command=typed())
         outputs.check()
         from bp_convert import studies
-        from bp_convert.render import study
+        from bp_convert.render import study_table
         from bp_convert.run.learning import split_of
         from bp_convert.run.opening import opened
 
@@ -95,9 +95,9 @@ def probe(
         if json_only:
             print(_as_json(found), end="")
         elif quiet:
-            print(study.probe_verdict(found))
+            print(study_table.probe_verdict(found))
         else:
-            show(study.shown_probe(found, every=verbose))
+            show(study_table.shown_probe(found, every=verbose))
             show_files(reports)
 
 
@@ -177,7 +177,7 @@ def sweep(
             Outputs(model=path, force=force).check()
         from bp_convert import studies
         from bp_convert.files import check_writable
-        from bp_convert.render import study
+        from bp_convert.render import study_table
         from bp_convert.run.learning import split_of
         from bp_convert.run.opening import opened
 
@@ -205,7 +205,7 @@ def sweep(
         elif quiet:
             print(found.verdict)
         else:
-            show(study.shown_sweep(found))
+            show(study_table.shown_sweep(found))
             show_files([*(point.file for point in found.points if point.file), *reports])
             for note in dict.fromkeys(note for point in found.points for note in point.notes):
                 print(note)

@@ -41,7 +41,7 @@ class Dot:
 
 
 @dataclass(frozen=True)
-class Mark:
+class Marker:
     """One drawn point: a circle, or a polygon where it has corners."""
 
     x: float
@@ -58,7 +58,7 @@ class Series:
     colour: int
     shape: str
     path: str
-    marks: tuple[Mark, ...]
+    marks: tuple[Marker, ...]
 
 
 @dataclass(frozen=True)
@@ -135,10 +135,10 @@ class Chart:
                 marks=tuple(self._mark(dot, shape) for dot in mine),
             )
 
-    def _mark(self, dot: Dot, shape: str) -> Mark:
+    def _mark(self, dot: Dot, shape: str) -> Marker:
         x, y = self._across(dot.x), self._down(dot.y)
         corners = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in _CORNERS.get(shape, ()))
-        return Mark(x, y, corners, f"{dot.name}: {dot.y:.4g}")
+        return Marker(x, y, corners, f"{dot.name}: {dot.y:.4g}")
 
     @cached_property
     def _ends(self) -> tuple[float, float, float, float]:

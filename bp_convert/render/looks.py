@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 
 from bp_convert.render.documents import page_of
 from bp_convert.render.page import Note, Table, fragment
-from bp_convert.render.study import shown_probe, shown_sweep
+from bp_convert.render.study_table import shown_probe, shown_sweep
 from bp_convert.render.terminal import WIDTH, rendered
 from bp_convert.values.plan import Plan
 from bp_convert.values.report import Report

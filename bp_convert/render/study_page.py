@@ -9,7 +9,7 @@ from bp_convert.render.fold import middle
 from bp_convert.render.numbers import short
 from bp_convert.render.page import Lines, Note, Page, Part, Row, Section, Table
 from bp_convert.render.quality import Scored, charts
-from bp_convert.render.study import (
+from bp_convert.render.study_table import (
     cells_of,
     legend,
     metric_of,

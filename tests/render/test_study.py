@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 
 from bp_convert.render.documents import document
 from bp_convert.render.glossary import MEANING
-from bp_convert.render.study import ROWS, probe_verdict, shown_probe, shown_sweep
+from bp_convert.render.study_table import ROWS, probe_verdict, shown_probe, shown_sweep
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.score import Score
 from bp_convert.values.settings import Settings
