@@ -81,6 +81,12 @@ def open_data(
     return _of_code(data, specs, "data" if text else f"data {words}", words, Aside(seed))
 
 
+def is_arrays(data: str | Path) -> bool:
+    """Tell whether a source is a file of arrays."""
+    path = Locator.parse(data).path
+    return path.suffix in _ARRAYS and path.is_file()
+
+
 def has_parts(data: str | Path) -> bool | None:
     """Tell whether a source brings parts of its own; None where opening it has to tell."""
     from bp_convert.data import disk_sets
@@ -105,7 +111,7 @@ def _open_source(
     path = locator.path
     if path.is_dir():
         return _open_folder(locator, specs, part, tokenizer)
-    if path.suffix in _ARRAYS and path.is_file():
+    if is_arrays(path):
         locator.admit(())
         columns = open_arrays(path, locator.where)
         inputs, labels = assign(list(columns), specs, locator.where)

@@ -20,7 +20,7 @@ from torch import nn
 from bp_convert.data.collate import Accepts
 from bp_convert.data.dataset import Part, Rows, Stream, empty
 from bp_convert.data.examples import Examples, used_up
-from bp_convert.data.factory import Data, has_parts, open_data
+from bp_convert.data.factory import Data, has_parts, is_arrays, open_data
 from bp_convert.data.locator import Locator
 from bp_convert.data.share import (
     EXAMPLES,
@@ -192,7 +192,8 @@ class _Rule:
         def share(specs: Sequence[TensorSpec]) -> Share:
             return cut(self._open(data, part, specs, self.settings.seed))
 
-        if isinstance(data, str | Path | Iterator) or self.settings.inputs:
+        named = isinstance(data, str | Path) and not is_arrays(data)  # needs to know a size
+        if named or isinstance(data, Iterator) or self.settings.inputs:
             return share(self.specs)
         try:
             found = share(self.specs)

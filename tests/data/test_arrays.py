@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
-from bp_convert.data import from_tensors
+from bp_convert.data import Uses, from_tensors, split_for
+from bp_convert.errors import DataError
 from tests.data.crafted import first_column, load_examples, numbered, refuses, scored, spec
 
 
@@ -102,6 +104,19 @@ def test_without_specs_the_data_decides(tmp_path: Path) -> None:
     assert args == ()
     assert kwargs["a"].dtype == torch.int16
     assert tuple(kwargs["b"].shape) == (4, 2, 2)
+
+
+def test_what_a_model_runs_on_says_more_than_a_guess_of_its_input(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))  # a row of 64 is the guess
+    np.save(tmp_path / "x.npy", numbered(4, 1, 8, 8))
+    found = split_for(model, Uses(tmp_path / "x.npy", evaluate=tmp_path / "x.npy", count=2))
+    assert found.calibrate is not None
+    assert found.evaluate is not None
+    assert found.calibrate.examples.batches[0][0][0].shape == (2, 1, 8, 8)
+    assert found.evaluate.examples.batches[0][0][0].shape == (2, 1, 8, 8)
+    np.save(tmp_path / "x.npy", numbered(4, 1, 8, 9))
+    with pytest.raises(DataError, match=r"1x8x9(.|\n)*64"):
+        _ = split_for(model, Uses(tmp_path / "x.npy")).calibrate
 
 
 def test_big_endian_and_unsigned_numbers_are_read(tmp_path: Path) -> None:
