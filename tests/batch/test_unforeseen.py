@@ -73,12 +73,12 @@ def test_a_dry_run_goes_on_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     text = TEXT.replace("name: one", "jobs: [{name: one, rank: 2}, {name: two, rank: 3}]")
     book = read_recipe(write(tmp_path, text))
-    plan_of = estimate.plan_of
+    planned = estimate.planned
 
     def fails_first(job: Any, *more: Any) -> Any:
-        return _broken() if job.name == "one" else plan_of(job, *more)
+        return _broken() if job.name == "one" else planned(job, *more)
 
-    monkeypatch.setattr(estimate, "plan_of", fails_first)
+    monkeypatch.setattr(estimate, "planned", fails_first)
     one, two = estimate.estimates(book.jobs, lambda *_: None)
     assert "ZeroDivisionError: by nought" in (one.problem or "")
     assert not two.problem

@@ -87,7 +87,7 @@ def test_json_has_exactly_the_documented_shape(mlp: Path) -> None:
     jsonschema.validate(made, json.loads(ok("schema").stdout))
     assert list(made) == [
         "verdict", "plan", "fit_errors", "source", "calibration", "notes", "scores", "training",
-        "verification", "latency", "seconds", "versions",
+        "verification", "latency", "seconds", "versions", "machine",
     ]  # fmt: skip
     assert set(made["plan"]["params"]) == {"before", "after"}
     first, second = made["plan"]["layers"]

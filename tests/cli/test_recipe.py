@@ -47,13 +47,13 @@ def test_a_dry_run_plans_once_what_differs_in_its_seed_only(
         "matrix: {rank: [1, 2, 3], seed: [0, 1], alpha: [1, 2]}\n"
     )
     planned: list[str] = []
-    real = estimate.plan_of
+    real = estimate.planned
 
     def counted(job: Job, *rest: Any) -> Any:
         planned.append(job.name)
         return real(job, *rest)
 
-    monkeypatch.setattr(estimate, "plan_of", counted)
+    monkeypatch.setattr(estimate, "planned", counted)
     done = RUN.invoke(app, ["recipe", "run", "study.yaml", "--dry-run", "--json"])
     assert done.exit_code == 0, done.output
     found = {one["name"]: one["params"]["after"] for one in json.loads(done.stdout)}
@@ -99,7 +99,7 @@ def test_validate_counts_jobs_and_names_the_code_that_runs() -> None:
     ],
 )
 def test_init_writes_a_recipe_that_is_valid(words: list[str]) -> None:
-    Path("model.pt").touch()
+    torch.save(nn.Linear(4, 4), "model.pt")
     Path("weights.pth").touch()
     done = RUN.invoke(app, ["recipe", "init", *words, "-o", "made.yaml"])
     assert done.exit_code == 0, done.output

@@ -18,7 +18,7 @@ from bp_convert.graph.clone import clone
 from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Factors, Spread
 from bp_convert.kron.compute import DEVICE, DTYPE, to_compute
-from bp_convert.planner import reasons
+from bp_convert.planner import requests
 from bp_convert.search import cache
 from bp_convert.search.budget import budget_for
 from bp_convert.search.candidates import Candidates
@@ -209,7 +209,7 @@ def test_the_other_device_refuses_what_cuda_refuses() -> None:
 @pytest.mark.parametrize("by_data", [False, True], ids=["weights", "data"])
 def test_a_conversion_end_to_end(by_data: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # The device is played by a subclass of Tensor, for which alone layers would be kept.
-    monkeypatch.setattr(reasons, "structural_reasons", lambda *_: {})
+    monkeypatch.setattr(requests, "structural_reasons", lambda *_: {})
     model = _model(THERE)
     asked: dict[str, Any] = {"calibrate": examples(_tokens())} if by_data else {}
     with Abroad():

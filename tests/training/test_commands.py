@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 import bp_convert
 from bp_convert.cli.app import app
-from bp_convert.cli.reading import training_from
+from bp_convert.cli.reading import Beside, training_from
 from bp_convert.cli.session import TRACEBACK
 from bp_convert.data import Split
 from bp_convert.errors import TrainingError
@@ -198,7 +198,7 @@ def test_values_are_read_as_what_they_are() -> None:
     assert settings.distill.layers == 0.5
     assert settings.clip is None
     assert settings.workers == 2
-    assert beside == {"folder": "run", "resume": True}
+    assert beside == Beside(folder=Path("run"), resume=True)
 
 
 def test_the_validation_may_be_a_share(files: Path) -> None:
