@@ -15,7 +15,6 @@ from bp_convert.data.locator import Locator
 from bp_convert.graph.example import OPTIONAL
 from bp_convert.values.tensors import TensorSpec
 
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json")  # files that show one
 LENGTH = 128  # tokens of one example, at most
 IDS = "input_ids"
 
@@ -196,15 +195,3 @@ def _numbered(codes: Sequence[int], known: dict[str, int]) -> list[int]:
     order = {name: int(name) if whole else i for i, name in enumerate(sorted(known))}
     final = {code: order[name] for name, code in known.items()}
     return [final[code] for code in codes]
-
-
-def tokenizer_in(model: str | Path | None, arch: str | None) -> Path | None:
-    """Return the folder beside a model, or of its architecture, that holds its tokenizer."""
-    places = [] if model is None else [Path(model)]
-    if arch is not None and arch.startswith("transformers:"):
-        places.append(Path(arch.partition("?")[0].partition(":")[2]))
-    for place in places:
-        folder = place if place.is_dir() else place.parent
-        if any((folder / name).is_file() for name in TOKENIZER):
-            return folder
-    return None

@@ -9,12 +9,13 @@ from pathlib import Path
 from torch import nn
 
 from bp_convert import pipeline
-from bp_convert.data.text_lines import tokenizer_in
 from bp_convert.files import arch_factory, read_converted
 from bp_convert.graph.running import same_draws
 from bp_convert.run.written import is_architecture
 from bp_convert.values.recipe import Job
 from bp_convert.values.training import Trained
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")  # files that show one
 
 
 @dataclass(frozen=True)
@@ -91,3 +92,15 @@ def tokenizer_of(job: Job) -> str | None:
         return job.tokenizer
     folder = tokenizer_in(job.model, job.arch)
     return None if folder is None else str(folder)
+
+
+def tokenizer_in(model: str | Path | None, arch: str | None) -> Path | None:
+    """Return the folder beside a model, or of its architecture, that holds its tokenizer."""
+    places = [] if model is None else [Path(model)]
+    if arch is not None and arch.startswith("transformers:"):
+        places.append(Path(arch.partition("?")[0].partition(":")[2]))
+    for place in places:
+        folder = place if place.is_dir() else place.parent
+        if any((folder / name).is_file() for name in TOKENIZER):
+            return folder
+    return None
