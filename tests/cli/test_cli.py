@@ -380,7 +380,7 @@ def test_an_unforeseen_fault_shows_no_traceback_unless_asked(
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("by [red]nought")
 
-    monkeypatch.setattr(bp_convert.pipeline, "plan", broken)
+    monkeypatch.setattr(bp_convert.pipeline, "prepared", broken)
     assert isinstance(run(mlp).exception, ZeroDivisionError)
     monkeypatch.delenv(TRACEBACK)
     done = run(mlp)
@@ -394,7 +394,7 @@ def test_an_interruption_ends_quietly(mlp: Path, monkeypatch: pytest.MonkeyPatch
     def stopped(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bp_convert.pipeline, "plan", stopped)
+    monkeypatch.setattr(bp_convert.pipeline, "prepared", stopped)
     done = run(mlp)
     assert done.exit_code == 130
     assert done.stderr == "interrupted\n"

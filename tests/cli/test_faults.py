@@ -53,7 +53,7 @@ def _broken(*_: Any, **__: Any) -> Any:
 BREAKS = {
     "reading the model": (bp_convert.pipeline, "open_model"),
     "reading the examples": (bp_convert.run.learning, "split_for"),
-    "planning": (bp_convert.pipeline, "plan"),
+    "planning": (bp_convert.pipeline, "prepared"),
     "converting": (bp_convert.pipeline, "convert"),
     "writing": (bp_convert.proof.result, "save"),
     "writing the report": (bp_convert.run.written, "document"),
@@ -148,7 +148,7 @@ def test_the_part_of_a_model_that_failed_is_named() -> None:
 
 def test_a_report_holds_no_environment(mlp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_SECRET", "hunter2")
-    monkeypatch.setattr(bp_convert.pipeline, "plan", _broken)
+    monkeypatch.setattr(bp_convert.pipeline, "prepared", _broken)
     run(mlp)
     (report,) = Path().glob("bp-convert-fault-*.txt")
     assert "hunter2" not in report.read_text()
@@ -161,7 +161,7 @@ def test_where_the_folder_cannot_be_written_the_report_goes_elsewhere(
     other = tmp_path / "temporary"
     other.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(other))
-    monkeypatch.setattr(bp_convert.pipeline, "plan", _broken)
+    monkeypatch.setattr(bp_convert.pipeline, "prepared", _broken)
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
@@ -180,7 +180,7 @@ def test_the_whole_way_is_shown_when_asked(mlp: Path) -> None:
     (mlp.parent / "broken.py").write_text(
         "import bp_convert.pipeline as p\n"
         "def plan(*a, **k): raise ZeroDivisionError('by nought')\n"
-        "p.plan = plan\n"
+        "p.prepared = plan\n"
         "from bp_convert.cli import main\nmain()\n"
     )
     words = [sys.executable, "broken.py", str(mlp)]
@@ -211,7 +211,7 @@ def test_a_machine_that_is_too_small_is_no_fault_of_ours(
     def fails(*_: Any, **__: Any) -> None:
         raise fault
 
-    monkeypatch.setattr(bp_convert.pipeline, "plan", fails)
+    monkeypatch.setattr(bp_convert.pipeline, "prepared", fails)
     done = run(mlp)
     assert done.exit_code == 1
     assert where in done.stderr.splitlines()[0]
