@@ -13,9 +13,7 @@ from bp_convert.errors import PlanError
 from bp_convert.evaluation import Scorer
 from bp_convert.graph.clone import clone
 from bp_convert.planner import Planned
-from bp_convert.pruning import prune
 from bp_convert.run.opening import SourceModel
-from bp_convert.storage import mark
 from bp_convert.values.plan import Plan, Totals
 from bp_convert.values.progress import Progress
 from bp_convert.values.recipe import Job
@@ -133,15 +131,11 @@ def build(
 
 def _pruned(job: Job, source: SourceModel, plan: Plan, progress: Progress) -> Made:
     progress("pruning", 0, 1)
-    done, pruned = prune(
+    small, pruned = pipeline.prune(
         source.model,
         int(_within(job, plan.params)),
         inputs=plan.inputs,
         init=job.request.init,
         seed=job.request.seed,
     )
-    mark(done.model, pruned.model_dump_json(by_alias=True))
-    warm = job.request.init == "warm"
-    lost = tuple(f"{name} starts from noise: {why}" for name, why in done.random.items())
-    notes = (*pruned.notes, *(lost if warm else ()))
-    return Made(done.model, pruned, None, pruned.params, pruned.bytes, notes)
+    return Made(small, pruned, None, pruned.params, pruned.bytes, pruned.notes)
