@@ -23,9 +23,8 @@ from bp_convert.files import (
 )
 from bp_convert.files import save_dense as _save_dense
 from bp_convert.files.atomic import Prove
-from bp_convert.graph.clone import clone
+from bp_convert.graph.clone import plain_clone
 from bp_convert.graph.running import evaluating
-from bp_convert.kinds import is_twin
 from bp_convert.pickles.guard import guard, unguard
 from bp_convert.surgery import apply_plan
 from bp_convert.values.plan import Plan
@@ -167,10 +166,7 @@ def _not_converted(path: str | Path) -> CheckpointError:
 
 def to_dense(model: nn.Module) -> nn.Module:
     """Return a copy in which every bilinear layer is the plain torch layer of the same weight."""
-    swaps: dict[nn.Module, nn.Module] = {
-        one: one.to_dense() for one in model.modules() if is_twin(one)
-    }
-    dense = clone(model, swaps)
+    dense = plain_clone(model)
     if is_marked(dense):
         delattr(dense, PLAN_ATTRIBUTE)
     unguard(dense)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from bp_convert.errors import BpConvertError, FactorError, PlanError
-from bp_convert.graph.clone import all_tensors, to_meta
+from bp_convert.graph.clone import all_tensors, all_weights, to_meta
 from bp_convert.graph.reshape import held, owner_of, reshaped
 from bp_convert.graph.running import same_draws
 from bp_convert.graph.walk import Site, walk
@@ -95,12 +95,9 @@ def check(model: nn.Module, plan: Plan) -> None:
 
 def _check_followers(model: nn.Module, plan: Plan) -> None:
     """Check what a plan changes besides layers, which a person may have edited as well."""
-    held = {
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **dict(model.named_buffers(remove_duplicate=False)),
-    }
+    tensors = all_weights(model)
     for resize in plan.resizes:
-        old = held.get(resize.name)
+        old = tensors.get(resize.name)
         have = None if old is None else tuple(old.shape)
         if have != resize.before:
             raise _mismatch(resize.name, f"shape {have}", f"shape {resize.before}, as planned")

@@ -11,14 +11,7 @@ from torch import Tensor, nn
 
 from bp_convert.errors import CheckpointError
 from bp_convert.files.unpickle import listed
-
-
-def all_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers, those too that state_dict() leaves out, under every name."""
-    return {
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **dict(model.named_buffers(remove_duplicate=False)),
-    }
+from bp_convert.graph.clone import all_weights
 
 
 def further_state(model: nn.Module) -> dict[str, object]:

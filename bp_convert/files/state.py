@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from bp_convert.errors import CheckpointError
-from bp_convert.files.entries import all_weights, further_state
+from bp_convert.files.entries import further_state
 from bp_convert.files.storable import is_plain
 from bp_convert.files.unpickle import listed
+from bp_convert.graph.clone import all_weights
 from bp_convert.pickles.inert import Inert, module_class, weights_of
 
 # Where training scripts put the weights, the likeliest first; decides between equal matches.

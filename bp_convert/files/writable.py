@@ -17,9 +17,10 @@ from torch.jit import ScriptModule
 from torch.nn.parameter import is_lazy
 
 from bp_convert.errors import CheckpointError
-from bp_convert.files.entries import all_weights, whole_state
+from bp_convert.files.entries import whole_state
 from bp_convert.files.storable import check_plain, check_tensors
 from bp_convert.files.unpickle import listed, names_in_pickle, revive
+from bp_convert.graph.clone import all_weights
 from bp_convert.pickles import pickler
 from bp_convert.pickles.meaning import Unreadable, meanings
 from bp_convert.torch_private import address_of

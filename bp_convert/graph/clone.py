@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bp_convert.errors import PlanError
 from bp_convert.graph.closures import reconnect
+from bp_convert.kinds import is_twin
 
 M = TypeVar("M", bound=nn.Module)
 # What copies cannot be made of, and what means the same to a copy.
@@ -70,12 +71,26 @@ def clone_to_meta(model: M, modules: Mapping[nn.Module, nn.Module] | None = None
     return clone(model, modules, tensors, apart=True)
 
 
+def plain_clone(model: M, *, apart: bool = False) -> M:
+    """Copy ``model`` with every bilinear layer exchanged for the plain one of the same weight."""
+    twins = [one for one in model.modules() if is_twin(one)]
+    return clone(model, {one: one.to_dense() for one in twins}, apart=apart)
+
+
 def to_meta(tensor: Tensor) -> Tensor:
     """Return a tensor of the same shape, dtype and class that holds no data."""
     empty = torch.empty_like(tensor, device="meta")
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(empty, requires_grad=tensor.requires_grad)
     return empty
+
+
+def all_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers, those too that state_dict() leaves out, under every name."""
+    return {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
 
 
 def all_tensors(model: nn.Module) -> list[Tensor]:

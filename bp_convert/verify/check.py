@@ -12,15 +12,13 @@ from torch import nn
 from bp_convert.errors import TraceError, VerificationError
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import SampleInputs
-from bp_convert.graph.running import Args, Kwargs
 from bp_convert.graph.tree import map_tensors
 from bp_convert.values.plan import Plan
 from bp_convert.values.report import Verification
-from bp_convert.verify.compare import Change, Difference, change, difference
+from bp_convert.verify.compare import Difference, change, difference
 from bp_convert.verify.fingerprint import Fingerprint, check_untouched
 from bp_convert.verify.gradients import check_gradients
-from bp_convert.verify.pair import Pair, differs, failed
-from bp_convert.verify.reference import in_dtype
+from bp_convert.verify.pair import Pair, differs, failed, in_dtype
 from bp_convert.verify.way import Way, masked
 
 BATCH = 2  # batch norm in train mode needs more than one
@@ -80,9 +78,23 @@ class _Verifying:
         if pair.has_attention:
             self._same(pair, replace(plain, fast=False, words="eval mode, fused path off"))
         self._masked(pair)
-        trained, gradients = self._train(pair, Way("train mode", self._batch(pair, BATCH)))
+        trained, gradients = self._train(
+            pair, Way("train mode", self.sample.batch(pair.plain, BATCH))
+        )
         self._changed(pair)
-        return self._result(found, trained, gradients)
+        return Verification(
+            ran_eval=True,
+            ran_train=trained,
+            gradients=gradients,
+            source_untouched=True,
+            output_error=found.error,
+            output=found.where,
+            flips=found.flips,
+            ways=tuple(dict.fromkeys(way.words for way in self.past)),
+            examples=min(self.sample.count, MANY),
+            on=self.sample.origin,
+            notes=tuple(dict.fromkeys(self.notes)),
+        )
 
     def _original(self) -> tuple[torch.dtype | None, Way, Any]:
         """Run a copy of the source; return the precision in which it runs, how, and its output."""
@@ -97,12 +109,9 @@ class _Verifying:
         assert problem is not None
         raise _not_run(problem) from problem
 
-    def _batch(self, pair: Pair, rows: int, seed: int = 0) -> tuple[Args, Kwargs]:
-        return self.sample.batch(pair.plain, rows, seed)
-
     def _masked(self, pair: Pair) -> None:
         """Run with the end of a sequence masked, where the model takes a mask and runs with it."""
-        for batch in masked(self.source, *self._batch(pair, 1)):
+        for batch in masked(self.source, *self.sample.batch(pair.plain, 1)):
             way = Way("eval mode with a padding mask", batch)
             if self._same(pair, way, optional=True) is not None:
                 if pair.has_attention:
@@ -119,15 +128,11 @@ class _Verifying:
             VerificationError: they differ.
         """
         try:
-            expected = way.call(pair.plain)
+            expected, got = _both(pair, way)
         except TraceError as problem:
             if optional:
                 return None
             raise _not_run(problem) from problem
-        try:
-            got = way.call(pair.twin)
-        except TraceError as problem:
-            raise failed(pair, way, problem) from problem
         self._judge(pair, way, difference(expected, got))
         return got
 
@@ -176,7 +181,7 @@ class _Verifying:
 
     def _changed(self, pair: Pair) -> None:
         """Run once more with other weights and another input: nothing stale may be used."""
-        if not pair.names:
+        if not pair.layers:
             return
         pair.change()
         words = "eval mode on another input, after a change of its weights"
@@ -188,43 +193,37 @@ class _Verifying:
         way = replace(way, training=True)
         with pair.buffers_kept():
             try:
-                expected = way.call(pair.plain, grad=True)
+                expected, got = _both(pair, way, grad=True)
             except TraceError as problem:
                 self.notes.append(
                     f"train mode not checked: the source does not run in it on this input "
                     f"({problem.found})"
                 )
                 return False, False
-            try:
-                got = way.call(pair.twin, grad=True)
-            except TraceError as problem:
-                raise failed(pair, way, problem) from problem
             found = difference(expected, got)
             if found.form or found.size > pair.tolerance:
                 # A dropout draws in the order of its input's memory, which may be another.
                 with pair.no_dropout():
-                    found = difference(way.call(pair.plain), way.call(pair.twin))
-                    self._judge(pair, way, found)
+                    self._judge(pair, way, difference(*_both(pair, way)))
             else:
                 self._judge(pair, way, found)
             checked, notes = check_gradients(pair, way, expected, got, self.new)
             self.notes += notes
             return True, checked
 
-    def _result(self, found: Change, trained: bool, gradients: bool) -> Verification:
-        return Verification(
-            ran_eval=True,
-            ran_train=trained,
-            gradients=gradients,
-            source_untouched=True,
-            output_error=found.error,
-            output=found.where,
-            flips=found.flips,
-            ways=tuple(dict.fromkeys(way.words for way in self.past)),
-            examples=min(self.sample.count, MANY),
-            on=self.sample.origin,
-            notes=tuple(dict.fromkeys(self.notes)),
-        )
+
+def _both(pair: Pair, way: Way, *, grad: bool = False) -> tuple[Any, Any]:
+    """Run plain layers and conversion in one way.
+
+    Raises:
+        TraceError: the plain layers do not run in it.
+        VerificationError: the conversion does not, though they do.
+    """
+    expected = way.call(pair.plain, grad=grad)
+    try:
+        return expected, way.call(pair.twin, grad=grad)
+    except TraceError as problem:
+        raise failed(pair, way, problem) from problem
 
 
 def _wide(model: nn.Module) -> torch.dtype | None:

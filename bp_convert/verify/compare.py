@@ -31,10 +31,10 @@ class Difference:
 
 def difference(expected: Any, got: Any) -> Difference:
     """Compare what two models of the same weights gave: structure, shapes, dtypes, values."""
-    old, new = dict(_outputs(expected)), dict(_outputs(got))
+    old, new = (dict(named_tensors(one, objects=True)) for one in (expected, got))
     if type(expected) is not type(got) or list(old) != list(new):
-        words = (f"{type(got).__name__} of {_words(new)}", f"{type(expected).__name__}")
-        return Difference(form=f"{words[0]} where {words[1]} of {_words(old)} is due")
+        due = f"{type(expected).__name__} of {_words(old)}"
+        return Difference(form=f"{type(got).__name__} of {_words(new)} where {due} is due")
     worst = Difference()
     for where, tensor in old.items():
         other = new[where]
@@ -61,10 +61,7 @@ def relative(expected: Tensor, got: Tensor) -> float:
     if bool((~finite & ~same & ~(torch.isnan(one) & torch.isnan(two))).any()):
         return float("inf")
     one, two = one[finite], two[finite]
-    gap, size = float((two - one).norm()), float(one.norm())
-    if gap == 0.0:
-        return 0.0
-    return gap / size if size else float("inf")
+    return _share(float((two - one).norm()), float(one.norm()))
 
 
 @dataclass(frozen=True)
@@ -116,37 +113,31 @@ def _centred_error(expected: Tensor, got: Tensor) -> float | None:
     if not bool(torch.equal(torch.isfinite(one), torch.isfinite(two))):
         return float("inf")
     one, two = torch.where(finite, one, 0.0), torch.where(finite, two, 0.0)
-    spread = one - _mean(one)
-    gap, size = float((two - one).norm()), float(one.norm())
+    single = one.dim() < 2 or one.shape[0] < 2  # then the mean is over all that it holds
+    spread = one - (one.mean() if single else one.mean(0, keepdim=True))
+    least = max(float(spread.norm()), FLAT * float(one.norm()))
+    return _share(float((two - one).norm()), least)
+
+
+def _share(gap: float, size: float) -> float:
     if gap == 0.0:
         return 0.0
-    least = max(float(spread.norm()), FLAT * size)
-    return gap / least if least else float("inf")
+    return gap / size if size else float("inf")
 
 
-def _mean(tensor: Tensor) -> Tensor:
-    """Return the mean over the examples; over all where there is but one."""
-    if tensor.dim() < 2 or tensor.shape[0] < 2:
-        return tensor.mean()
-    return tensor.mean(0, keepdim=True)
+def strided(tensor: Tensor) -> Tensor:
+    """Return a tensor as a plain one, without its graph."""
+    tensor = tensor.detach()
+    if tensor.is_nested:
+        return tensor.to_padded_tensor(0.0)
+    return tensor if tensor.layout == torch.strided else tensor.to_dense()
 
 
 def _double(tensor: Tensor) -> Tensor:
-    if tensor.is_nested:
-        tensor = tensor.to_padded_tensor(0.0)
-    if tensor.layout != torch.strided:
-        tensor = tensor.to_dense()
-    tensor = tensor.detach()
-    return (
-        torch.view_as_real(tensor.to(torch.complex128))
-        if tensor.is_complex()
-        else (tensor.to(torch.float64))
-    )
-
-
-def _outputs(value: Any) -> list[tuple[str, Tensor]]:
-    """Return the tensors of an output and of the objects in it, such as caches."""
-    return list(named_tensors(value, objects=True))
+    tensor = strided(tensor)
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.to(torch.complex128))
+    return tensor.to(torch.float64)
 
 
 def _words(tensors: dict[str, Tensor]) -> str:

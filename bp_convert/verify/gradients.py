@@ -56,7 +56,13 @@ def check_gradients(
         asked = [name for name in asked if _has_gradient(name, twins, old)]
     without = [name for name in asked if name not in new]
     if without:
-        raise _no_gradient(without, asked)
+        raise VerificationError(
+            where=without[0],
+            found=f"{len(without)} of {len(asked)} new parameters receive no gradient, where "
+            "their plain layers do",
+            allowed="a gradient wherever the plain layer gets one",
+            fix="keep these layers with --exclude",
+        )
     silent = len(made) - len(frozen) - len(asked)
     if silent:
         notes.append(f"{silent} new parameters get no gradient on this input, as in the source")
@@ -117,13 +123,3 @@ def _has_gradient(name: str, twins: set[str], old: set[str]) -> bool:
         part = "bias" if own.startswith("bias") else "weight"
         return any(one.startswith(f"{layer}.{part}".lstrip(".")) for one in old)
     return name in old
-
-
-def _no_gradient(without: Sequence[str], asked: Sequence[str]) -> VerificationError:
-    return VerificationError(
-        where=without[0] if without else "the converted model in train mode",
-        found=f"{len(without)} of {len(asked)} new parameters receive no gradient, where their "
-        "plain layers do",
-        allowed="a gradient wherever the plain layer gets one",
-        fix="keep these layers with --exclude",
-    )

@@ -5,18 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bp_convert.errors import TraceError, VerificationError
-from bp_convert.graph.clone import clone
+from bp_convert.graph.clone import all_weights, clone, plain_clone
+from bp_convert.graph.reshape import cast
 from bp_convert.graph.running import same_draws
 from bp_convert.kinds import is_twin
 from bp_convert.torch_private import DropoutBase
 from bp_convert.values.plan import Plan
 from bp_convert.verify.compare import Difference, difference
-from bp_convert.verify.reference import Reference, in_dtype
 from bp_convert.verify.trace import last_called, parting
 from bp_convert.verify.way import Way
 
@@ -27,26 +28,61 @@ NUDGE = 8  # roundings by which weights are moved, to see whether a model blows 
 
 
 class Pair:
-    """Copies of the conversion and of the same weights in plain layers, in one precision."""
+    """Copies of the conversion and of the same weights in plain layers, in one precision.
+
+    Where no width has changed the latter is a copy of the source itself, with its own layers,
+    hooks and caches, given the weights that the bilinear layers stand for. A widened model has no
+    such counterpart; its own bilinear layers are then exchanged for plain ones.
+
+    Attributes:
+        twin: the conversion.
+        plain: the same weights in plain layers.
+        layers: the bilinear layers of ``twin`` by name.
+        dense: the parameters of ``plain`` that stand for factors, by name.
+    """
 
     def __init__(
         self, source: nn.Module, converted: nn.Module, plan: Plan, dtype: torch.dtype | None
     ) -> None:
         self.twin = in_dtype(clone(converted, apart=True), dtype)
-        self.reference = Reference(source, self.twin, plan, dtype)
-        self.names = self.reference.names
+        self.layers: dict[str, Any] = {
+            layer.name: self.twin.get_submodule(layer.name) for layer in plan.converted
+        }
+        self.plain = (
+            plain_clone(self.twin, apart=True)
+            if _widened(plan)
+            else in_dtype(clone(source, apart=True), dtype)
+        )
+        self.dense: dict[str, Tensor] = {}
+        self._take_over()
         own = dtype or _coarsest(converted)
         self.tolerance = ROUNDING if own in (torch.float32, torch.float64) else COARSE
         kinds = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
         self.has_attention = any(isinstance(one, kinds) for one in converted.modules())
 
-    @property
-    def plain(self) -> nn.Module:
-        return self.reference.model
+    @torch.no_grad()
+    def _take_over(self) -> None:
+        """Take the weights of the conversion over into plain layers, a layer at a time."""
+        ours = all_weights(self.plain)
+        for name, tensor in all_weights(self.twin).items():
+            _copy(tensor, ours.get(name))
+        for name, twin in self.layers.items():
+            for key, tensor in twin.to_dense().named_parameters():
+                own = f"{name}.{key}" if name else key  # the model itself may be the layer
+                if _copy(tensor, ours.get(own)):
+                    self.dense[own] = ours[own]
 
+    @torch.no_grad()
     def change(self) -> None:
-        """Scale the weights of both alike."""
-        self.reference.scale(SCALED)
+        """Scale the factors and biases, and what they are in plain layers, in place: a weight is
+        a sum of products of two factors."""
+        parts = [one for twin in self.layers.values() for one in twin.parameters()]
+        for tensor in {id(one): one for one in parts}.values():
+            tensor.mul_(SCALED)
+        powers = {id(one): (one, key) for key, one in self.dense.items()}
+        for tensor, key in powers.values():
+            is_weight = key.rpartition(".")[2].startswith("weight")
+            tensor.mul_(SCALED**2 if is_weight else SCALED)
 
     def is_sensitive(self, way: Way, size: float) -> bool:
         """Return whether weights that differ by rounding change the outputs about as much."""
@@ -91,6 +127,27 @@ class Pair:
                 one.p = share
 
 
+def in_dtype(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+    """Return a model, cast in place where a dtype is asked for."""
+    if dtype is not None:
+        cast(model, dtype)
+    return model
+
+
+def _widened(plan: Plan) -> bool:
+    ends = [pair for layer in plan.layers for pair in (layer.inputs, layer.outputs)]
+    ends_differ = any(before != after for before, after in ends)
+    return ends_differ or any(one.before != one.after for one in plan.resizes)
+
+
+def _copy(old: Tensor, new: Tensor | None) -> bool:
+    """Copy a tensor onto its counterpart where that has its shape; return whether it does."""
+    fits = new is not None and new.shape == old.shape and new.is_floating_point()
+    if new is not None and fits:
+        new.copy_(old)
+    return fits
+
+
 def _coarsest(model: nn.Module) -> torch.dtype | None:
     """Return the floating dtype of a model's parameters that keeps the fewest digits."""
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
@@ -98,34 +155,40 @@ def _coarsest(model: nn.Module) -> torch.dtype | None:
 
 
 def failed(pair: Pair, way: Way, problem: Exception) -> VerificationError:
-    where = last_called(pair.twin, way.call)
     found = problem.found if isinstance(problem, TraceError) else f"backward fails: {problem}"
-    module = pair.twin.get_submodule(where)
-    return VerificationError(
-        where=f"{where or 'the model'} ({type(module).__name__}) in {way.words}",
-        found=f"{found}, where the same weights in plain layers run",
-        allowed="a forward that runs as the source's does",
-        fix=_advice(where, module),
+    return _error(
+        pair,
+        way,
+        last_called(pair.twin, way.call),
+        f"{found}, where the same weights in plain layers run",
+        "a forward that runs as the source's does",
     )
 
 
 def differs(pair: Pair, way: Way, found: Difference) -> VerificationError:
-    place = parting(pair.plain, pair.twin, way.call, 10 * pair.tolerance)
-    module = pair.twin.get_submodule(place.module)
+    where, words = parting(pair.plain, pair.twin, way.call, 10 * pair.tolerance)
     size = found.form or f"{found.where} differs by {found.size:.2g}"
-    return VerificationError(
-        where=f"{place.module or 'the model'} ({type(module).__name__}) in {way.words}",
-        found=f"{place.words}; {size} from what the same weights in plain layers give",
-        allowed="the function that its weights have in plain layers",
-        fix=_advice(place.module, module),
+    return _error(
+        pair,
+        way,
+        where,
+        f"{words}; {size} from what the same weights in plain layers give",
+        "the function that its weights have in plain layers",
     )
 
 
-def _advice(name: str, module: nn.Module) -> str:
-    if is_twin(module):
-        return f"keep this layer with --exclude '{name}', and please report this model"
-    pattern = f"{name}.*" if name else "*"
-    return (
-        "its forward may ask for the types of its layers, read their weights, or hold on to what "
-        f"copies do not reach: keep its layers with --exclude '{pattern}'"
+def _error(pair: Pair, way: Way, where: str, found: str, allowed: str) -> VerificationError:
+    module = pair.twin.get_submodule(where)
+    pattern = f"{where}.*" if where else "*"
+    fix = (
+        f"keep this layer with --exclude '{where}', and please report this model"
+        if is_twin(module)
+        else "its forward may ask for the types of its layers, read their weights, or hold on to "
+        f"what copies do not reach: keep its layers with --exclude '{pattern}'"
+    )
+    return VerificationError(
+        where=f"{where or 'the model'} ({type(module).__name__}) in {way.words}",
+        found=found,
+        allowed=allowed,
+        fix=fix,
     )

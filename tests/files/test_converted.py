@@ -22,7 +22,8 @@ from bp_convert.files import (
     save_converted,
     save_dense,
 )
-from bp_convert.files.entries import all_weights, split_ties
+from bp_convert.files.entries import split_ties
+from bp_convert.graph.clone import all_weights
 from bp_convert.layers import BPConv2d, BPLinear
 
 PLAN, SETTINGS = '{"layers": [1.5]}', '{"alpha": 2}'
