@@ -162,7 +162,7 @@ def convert(
 @app.command()
 def dense(
     model: Annotated[Path, typer.Argument(help="A file that bp-convert wrote.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the plain model goes.")],
+    output: Annotated[Path, o.option(None, "-o --output", "Where the plain model goes.")],
     arch: o.Arch = None,
     trust: o.Trust = None,
     force: o.Force = False,

@@ -70,6 +70,18 @@ def training_keys(incomplete: str) -> list[str]:
     return [f"{key}=" for key in Training.model_fields if key.startswith(incomplete)]
 
 
+def option(panel: str | None, form: str, help: str, **more: Any) -> Any:
+    """Declare an option.
+
+    Args:
+        panel: the heading that it stands under.
+        form: how it is typed: its names and, where it is no switch, what it takes.
+    """
+    names = [word for word in form.split() if word.startswith("-")]
+    takes = next((word for word in form.split() if word not in names), None)
+    return typer.Option(*names, metavar=takes, help=help, rich_help_panel=panel, **more)
+
+
 Model = Annotated[
     Path,
     typer.Argument(
@@ -78,300 +90,203 @@ Model = Annotated[
 ]
 Arch = Annotated[
     str | None,
-    typer.Option(
-        "--arch",
-        metavar="FROM:NAME",
+    option(
+        FROM,
+        "--arch FROM:NAME",
+        "How to make the model where the file holds weights only: torchvision:NAME, timm:NAME, "
+        "transformers:FOLDER, bp:NAME, or file.py:FACTORY.",
         autocompletion=words("torchvision:", "timm:", "transformers:", "bp:"),
-        help="How to make the model where the file holds weights only: torchvision:NAME, "
-        "timm:NAME, transformers:FOLDER, bp:NAME, or file.py:FACTORY.",
-        rich_help_panel=FROM,
     ),
 ]
 Trust = Annotated[
     list[str] | None,
-    typer.Option(
-        "--trust",
-        metavar="PACKAGE",
-        help="Load classes of this package or .py file too; its code runs. Repeat for more.",
-        rich_help_panel=FROM,
+    option(
+        FROM,
+        "--trust PACKAGE",
+        "Load classes of this package or .py file too; its code runs. Repeat for more.",
     ),
 ]
 AllowMissing = Annotated[
-    bool,
-    typer.Option(
-        "--allow-missing", help="Accept weights that the file lacks.", rich_help_panel=FROM
-    ),
+    bool, option(FROM, "--allow-missing", "Accept weights that the file lacks.")
 ]
 Input = Annotated[
     list[str] | None,
-    typer.Option(
-        "--input",
-        metavar="SHAPE",
-        help="One example input: 3x224x224, or [NAME=][DTYPE:]SHAPE[<HIGH] with the batch axis, "
-        "such as tokens=int64:1x16<30000. Repeat for several inputs.",
-        rich_help_panel=FROM,
+    option(
+        FROM,
+        "--input SHAPE",
+        "One example input: 3x224x224, or [NAME=][DTYPE:]SHAPE[<HIGH] with the batch axis, such as "
+        "tokens=int64:1x16<30000. Repeat for several inputs.",
     ),
 ]
 Targets = Annotated[
     list[str] | None,
-    typer.Option(
-        "--target",
-        metavar="WHAT=LIMIT",
+    option(
+        GOAL,
+        "--target WHAT=LIMIT",
+        "Choose pairs and terms layer by layer for the least error within a limit: params=0.25, "
+        "params=1.5M, macs=0.5, size=20MB, error=0.05. Repeat for several.",
         autocompletion=words("params=", "macs=", "size=", "error="),
-        help="Choose pairs and terms layer by layer for the least error within a limit: "
-        "params=0.25, params=1.5M, macs=0.5, size=20MB, error=0.05. Repeat for several.",
-        rich_help_panel=GOAL,
     ),
 ]
 Calibrate = Annotated[
     str | None,
-    typer.Option(
-        "--calibrate",
-        metavar="DATA",
-        help="Fit to what the layers see on these examples (no labels needed): an image folder, "
-        "a .npy, .npz or .safetensors of inputs, a .txt, FILE.py:LOADER, or a torchvision data "
-        "set's name.",
-        rich_help_panel=GOAL,
+    option(
+        GOAL,
+        "--calibrate DATA",
+        "Fit to what the layers see on these examples (no labels needed): an image folder, a .npy, "
+        ".npz or .safetensors of inputs, a .txt, FILE.py:LOADER, or a torchvision data set's name.",
     ),
 ]
 Count = Annotated[
     int | None,
-    typer.Option(
-        "--examples",
-        metavar="N",
+    option(
+        GOAL,
+        "--examples N",
+        "Examples to calibrate on; 256 to 1024 are enough. Default: 512.",
         min=1,
-        help="Examples to calibrate on; 256 to 1024 are enough. Default: 512.",
-        rich_help_panel=GOAL,
     ),
 ]
 Tokenizer = Annotated[
     Path | None,
-    typer.Option(
-        "--tokenizer",
-        metavar="FOLDER",
-        help="Of a transformers tokenizer, for text. Default: the model's own folder.",
-        rich_help_panel=SCORE,
+    option(
+        SCORE,
+        "--tokenizer FOLDER",
+        "Of a transformers tokenizer, for text. Default: the model's own folder.",
     ),
 ]
 Method = Annotated[
     values.Method | None,
-    typer.Option(
-        "--method",
-        metavar="NAME",
-        help="auto, svd, svd-data, kron or kron-data: low rank alone or all Kronecker sums, "
-        "by the weights or by the data. Default: auto.",
-        rich_help_panel=GOAL,
+    option(
+        GOAL,
+        "--method NAME",
+        "auto, svd, svd-data, kron or kron-data: low rank alone or all Kronecker sums, by the "
+        "weights or by the data. Default: auto.",
     ),
 ]
 Evaluate = Annotated[
     str | None,
-    typer.Option(
-        "--evaluate",
-        metavar="DATA",
-        help="Score before and after on these examples, none of which is calibrated on.",
-        rich_help_panel=SCORE,
+    option(
+        SCORE,
+        "--evaluate DATA",
+        "Score before and after on these examples, none of which is calibrated on.",
     ),
 ]
 Metric = Annotated[
     str | None,
-    typer.Option(
-        "--metric",
-        metavar="NAME",
+    option(
+        SCORE,
+        "--metric NAME",
+        "accuracy, topK, perplexity, cosine, error or FILE.py:METRIC. Default: accuracy with "
+        "labels, else cosine to the source's output.",
         autocompletion=words("accuracy", "top5", "perplexity", "cosine", "error"),
-        help="accuracy, topK, perplexity, cosine, error or FILE.py:METRIC. Default: accuracy "
-        "with labels, else cosine to the source's output.",
-        rich_help_panel=SCORE,
     ),
 ]
 Finetune = Annotated[
     list[str] | None,
-    typer.Option(
-        "--finetune",
-        metavar="KEY=VALUE",
+    option(
+        GOAL,
+        "--finetune KEY=VALUE",
+        "Train the result with the source as its teacher: data=FashionMNIST, epochs=3, lr=1e-3, or "
+        "any setting of bp_convert.Training; folder=, resume=true, download=true. Repeat. See "
+        "bp-convert finetune --help.",
         autocompletion=training_keys,
-        help="Train the result with the source as its teacher: data=FashionMNIST, epochs=3, "
-        "lr=1e-3, or any setting of bp_convert.Training; folder=, resume=true, download=true. "
-        "Repeat. See bp-convert finetune --help.",
-        rich_help_panel=GOAL,
     ),
 ]
 Alpha = Annotated[
     float | None,
-    typer.Option(
-        "--alpha",
-        "--widen",
-        metavar="A",
+    option(
+        SIZE,
+        "--alpha --widen A",
+        "Widen what layers put out: Linear, Embedding and LSTM by alpha, convolutions by alpha "
+        "squared. (Not the alpha of LoRA, which is a scale.) Default: 1.",
         callback=alpha_of,
-        help="Widen what layers put out: Linear, Embedding and LSTM by alpha, convolutions by "
-        "alpha squared. (Not the alpha of LoRA, which is a scale.) Default: 1.",
-        rich_help_panel=SIZE,
     ),
 ]
 Rank = Annotated[
     str | None,
-    typer.Option(
-        "--rank",
-        metavar="R",
+    option(
+        SIZE,
+        "--rank R",
+        "Number of Kronecker terms, or a share of each layer's parameters such as 0.25. Default: 1.",
         callback=rank_of,
-        help="Number of Kronecker terms, or a share of each layer's parameters such as 0.25. "
-        "Default: 1.",
-        rich_help_panel=SIZE,
     ),
 ]
 Pairs = Annotated[
     values.Policy | None,
-    typer.Option(
-        "--pairs",
-        metavar="fast|paper",
-        help="fast: cheapest layout of about the nearest-square size. paper: nearest-square. "
-        "Default: fast.",
-        rich_help_panel=SIZE,
+    option(
+        SIZE,
+        "--pairs fast|paper",
+        "fast: cheapest layout of about the nearest-square size. paper: nearest-square. Default: "
+        "fast.",
     ),
 ]
 Init = Annotated[
     values.Init | None,
-    typer.Option(
-        "--init",
-        metavar="warm|random",
-        help="warm: fit the trained weights. random: start afresh. Default: warm.",
-        rich_help_panel=SIZE,
+    option(
+        SIZE,
+        "--init warm|random",
+        "warm: fit the trained weights. random: start afresh. Default: warm.",
     ),
 ]
 Include = Annotated[
     list[str] | None,
-    typer.Option(
-        "--include",
-        metavar="PATTERN",
-        help="Only these layers: a glob, re:REGEX, or a type. Repeat for more.",
-        rich_help_panel=WHICH,
+    option(
+        WHICH,
+        "--include PATTERN",
+        "Only these layers: a glob, re:REGEX, or a type. Repeat for more.",
     ),
 ]
 Exclude = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--exclude",
-        metavar="PATTERN",
-        help="Not these layers. Repeat for more.",
-        rich_help_panel=WHICH,
-    ),
+    list[str] | None, option(WHICH, "--exclude PATTERN", "Not these layers. Repeat for more.")
 ]
 ConvertHead = Annotated[
-    bool,
-    typer.Option(
-        "--convert-head",
-        help="Convert the layer that makes the output too.",
-        rich_help_panel=WHICH,
-    ),
+    bool, option(WHICH, "--convert-head", "Convert the layer that makes the output too.")
 ]
 ConvertAnyway = Annotated[
-    bool,
-    typer.Option(
-        "--convert-anyway",
-        help="Convert layers that become slower or larger, too.",
-        rich_help_panel=WHICH,
-    ),
+    bool, option(WHICH, "--convert-anyway", "Convert layers that become slower or larger, too.")
 ]
 Unchecked = Annotated[
     bool,
-    typer.Option(
+    option(
+        WHICH,
         "--unchecked",
-        help="Write the result also where no input is known on which it could be checked.",
-        rich_help_panel=WHICH,
+        "Write the result also where no input is known on which it could be checked.",
     ),
 ]
 SettingsFile = Annotated[
     Path | None,
-    typer.Option(
-        "--settings",
-        metavar="FILE",
-        help="A YAML file with these options and rules for single layers; flags win over it.",
-        rich_help_panel=WHICH,
+    option(
+        WHICH,
+        "--settings FILE",
+        "A YAML file with these options and rules for single layers; flags win over it.",
     ),
 ]
 Output = Annotated[
     Path | None,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="Where the result goes: .pt, or .safetensors beside its plan. "
-        "Default: NAME-bp.pt in this folder.",
-        rich_help_panel=OUT,
+    option(
+        OUT,
+        "-o --output FILE",
+        "Where the result goes: .pt, or .safetensors beside its plan. Default: NAME-bp.pt in this "
+        "folder.",
     ),
 ]
-Force = Annotated[
-    bool, typer.Option("--force", help="Replace existing files.", rich_help_panel=OUT)
-]
+Force = Annotated[bool, option(OUT, "--force", "Replace existing files.")]
 ReportFile = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--report",
-        metavar="FILE",
-        help="Write a report: .md, .html or .json. Repeat.",
-        rich_help_panel=OUT,
-    ),
+    list[Path] | None, option(OUT, "--report FILE", "Write a report: .md, .html or .json. Repeat.")
 ]
-Measure = Annotated[
-    bool,
-    typer.Option(
-        "--measure", help="Time dense and converted in turn, in one run.", rich_help_panel=OUT
-    ),
-]
+Measure = Annotated[bool, option(OUT, "--measure", "Time dense and converted in turn, in one run.")]
 Batch = Annotated[
     list[int] | None,
-    typer.Option(
-        "--batch",
-        metavar="N",
-        min=1,
-        help="Batch size to measure at; default 1 and 32. Repeat.",
-        rich_help_panel=OUT,
-    ),
+    option(OUT, "--batch N", "Batch size to measure at; default 1 and 32. Repeat.", min=1),
 ]
 Device = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        metavar="NAME",
-        help="Where to convert and measure: cpu, cuda, cuda:1.",
-        rich_help_panel=OUT,
-    ),
+    str | None, option(OUT, "--device NAME", "Where to convert and measure: cpu, cuda, cuda:1.")
 ]
-CastTo = Annotated[
-    DType | None,
-    typer.Option(
-        "--dtype",
-        metavar="TYPE",
-        help="Floating type of the result.",
-        rich_help_panel=OUT,
-    ),
-]
-Seed = Annotated[
-    int | None,
-    typer.Option("--seed", metavar="N", help="Of random starts. Default: 0.", rich_help_panel=OUT),
-]
-DryRun = Annotated[
-    bool,
-    typer.Option("--dry-run", help="Show the plan and stop.", rich_help_panel=PLAN),
-]
-PlanOut = Annotated[
-    Path | None,
-    typer.Option(
-        "--plan-out", metavar="FILE", help="Write the plan as JSON.", rich_help_panel=PLAN
-    ),
-]
-PlanIn = Annotated[
-    Path | None,
-    typer.Option(
-        "--plan", metavar="FILE", help="Apply this plan, made before.", rich_help_panel=PLAN
-    ),
-]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print the result as JSON only.", rich_help_panel=TALK)
-]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print the verdict only.", rich_help_panel=TALK)
-]
-Verbose = Annotated[
-    bool,
-    typer.Option("--verbose", "-v", help="Show every layer, unfolded.", rich_help_panel=TALK),
-]
+CastTo = Annotated[DType | None, option(OUT, "--dtype TYPE", "Floating type of the result.")]
+Seed = Annotated[int | None, option(OUT, "--seed N", "Of random starts. Default: 0.")]
+DryRun = Annotated[bool, option(PLAN, "--dry-run", "Show the plan and stop.")]
+PlanOut = Annotated[Path | None, option(PLAN, "--plan-out FILE", "Write the plan as JSON.")]
+PlanIn = Annotated[Path | None, option(PLAN, "--plan FILE", "Apply this plan, made before.")]
+Json = Annotated[bool, option(TALK, "--json", "Print the result as JSON only.")]
+Quiet = Annotated[bool, option(TALK, "--quiet -q", "Print the verdict only.")]
+Verbose = Annotated[bool, option(TALK, "--verbose -v", "Show every layer, unfolded.")]

@@ -28,38 +28,34 @@ app = typer.Typer(
 File = Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML or JSON file.")]
 Folder = Annotated[
     Path | None,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="FOLDER",
-        help="Where results go. Default: the recipe's `output`, or runs/NAME.",
+    o.option(
+        None,
+        "-o --output FOLDER",
+        "Where results go. Default: the recipe's `output`, or runs/NAME.",
     ),
 ]
-Jobs = Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Jobs at a time.")]
+Jobs = Annotated[int, o.option(None, "--jobs N", "Jobs at a time.", min=1)]
 Only = Annotated[
-    list[str] | None,
-    typer.Option("--only", metavar="PATTERN", help="Only jobs of these names. Repeat for more."),
+    list[str] | None, o.option(None, "--only PATTERN", "Only jobs of these names. Repeat for more.")
 ]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on: keep finished jobs that nothing has changed for.")
+    bool, o.option(None, "--resume", "Go on: keep finished jobs that nothing has changed for.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Do finished jobs again.")]
+Force = Annotated[bool, o.option(None, "--force", "Do finished jobs again.")]
 KeepGoing = Annotated[
-    bool, typer.Option("--keep-going", help="Start further jobs after one has failed.")
+    bool, o.option(None, "--keep-going", "Start further jobs after one has failed.")
 ]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Show every job's plan and cost, and stop.")
-]
+DryRun = Annotated[bool, o.option(None, "--dry-run", "Show every job's plan and cost, and stop.")]
 Executor = Annotated[
     Literal["local", "ray"],
-    typer.Option(
-        "--executor",
-        metavar="local|ray",
-        help="Where jobs run: processes here, or a Ray cluster (RAY_ADDRESS, else one of its own).",
+    o.option(
+        None,
+        "--executor local|ray",
+        "Where jobs run: processes here, or a Ray cluster (RAY_ADDRESS, else one of its own).",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON only.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the verdict only.")]
+Json = Annotated[bool, o.option(None, "--json", "Print the summary as JSON only.")]
+Quiet = Annotated[bool, o.option(None, "--quiet -q", "Print the verdict only.")]
 
 
 @app.command()
@@ -137,7 +133,7 @@ def run(
 def validate(
     recipes: Annotated[list[Path], typer.Argument(metavar="RECIPE...", help="Recipe files.")],
     no_files: Annotated[
-        bool, typer.Option("--no-files", help="Do not look whether models and data are there.")
+        bool, o.option(None, "--no-files", "Do not look whether models and data are there.")
     ] = False,
 ) -> None:
     """Check recipes: keys, values, names, and whether the files they name are there."""
@@ -177,8 +173,7 @@ def init(
     ],
     arch: o.Arch = None,
     output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Default: NAME.yaml in this folder."),
+        Path | None, o.option(None, "-o --output FILE", "Default: NAME.yaml in this folder.")
     ] = None,
     force: o.Force = False,
 ) -> None:

@@ -14,22 +14,13 @@ from bp_convert.values.recipe import EXAMPLES, Job
 from bp_convert.values.text import as_json
 
 Error = Annotated[
-    float,
-    typer.Option("--error", metavar="E", help="Relative error at which savings are counted."),
+    float, o.option(None, "--error E", "Relative error at which savings are counted.")
 ]
 Folder = Annotated[
     Path | None,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="FOLDER",
-        help="Write each point's model there, named by its target.",
-        rich_help_panel=o.OUT,
-    ),
+    o.option(o.OUT, "-o --output FOLDER", "Write each point's model there, named by its target."),
 ]
-NoSvd = Annotated[
-    bool, typer.Option("--no-svd", help="Leave truncated SVD out.", rich_help_panel=o.GOAL)
-]
+NoSvd = Annotated[bool, o.option(o.GOAL, "--no-svd", "Leave truncated SVD out.")]
 
 
 def probe(

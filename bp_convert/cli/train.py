@@ -28,80 +28,47 @@ ModelOrSpec = Annotated[
         "bp:svgg?in_channels=1 (the forms of --arch).",
     ),
 ]
-DataSource = Annotated[
-    str | None,
-    typer.Option("--data", metavar="DATA", help="As --calibrate takes it.", rich_help_panel=ON),
-]
+DataSource = Annotated[str | None, o.option(ON, "--data DATA", "As --calibrate takes it.")]
 Validation = Annotated[
     str | None,
-    typer.Option(
-        "--validation",
-        metavar="DATA|SHARE",
-        help="A source, or the share of the data that is held out. Default: 0.1.",
-        rich_help_panel=ON,
+    o.option(
+        ON,
+        "--validation DATA|SHARE",
+        "A source, or the share of the data that is held out. Default: 0.1.",
     ),
 ]
 Teacher = Annotated[
     str | None,
-    typer.Option(
-        "--teacher",
-        metavar="MODEL",
-        help="The model to learn from: the source of a converted one. Labels are not needed then.",
-        rich_help_panel=ON,
+    o.option(
+        ON,
+        "--teacher MODEL",
+        "The model to learn from: the source of a converted one. Labels are not needed then.",
     ),
 ]
-Download = Annotated[
-    bool,
-    typer.Option("--download", help="Let torchvision fetch a data set.", rich_help_panel=ON),
-]
-Epochs = Annotated[
-    float | None, typer.Option("--epochs", metavar="N", help="Default: 1.", rich_help_panel=HOW)
-]
-Steps = Annotated[
-    int | None,
-    typer.Option("--steps", metavar="N", help="Instead of epochs.", rich_help_panel=HOW),
-]
-BatchSize = Annotated[
-    int | None, typer.Option("--batch", metavar="N", help="Default: 64.", rich_help_panel=HOW)
-]
-Rate = Annotated[
-    float | None, typer.Option("--lr", metavar="RATE", help="Default: 1e-3.", rich_help_panel=HOW)
-]
+Download = Annotated[bool, o.option(ON, "--download", "Let torchvision fetch a data set.")]
+Epochs = Annotated[float | None, o.option(HOW, "--epochs N", "Default: 1.")]
+Steps = Annotated[int | None, o.option(HOW, "--steps N", "Instead of epochs.")]
+BatchSize = Annotated[int | None, o.option(HOW, "--batch N", "Default: 64.")]
+Rate = Annotated[float | None, o.option(HOW, "--lr RATE", "Default: 1e-3.")]
 Preset = Annotated[
     Literal["paper", "paper-captioner"] | None,
-    typer.Option(
-        "--preset",
-        metavar="NAME",
-        help="paper or paper-captioner: the settings as published.",
-        rich_help_panel=HOW,
-    ),
+    o.option(HOW, "--preset NAME", "paper or paper-captioner: the settings as published."),
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
+    o.option(
+        HOW,
+        "--set KEY=VALUE",
+        "Any setting of bp_convert.Training, such as optimizer=AdamW, precision=bf16, ema=0.999, "
+        "augment=paper, recompute=true. Repeat.",
         autocompletion=o.training_keys,
-        help="Any setting of bp_convert.Training, such as optimizer=AdamW, precision=bf16, "
-        "ema=0.999, augment=paper, recompute=true. Repeat.",
-        rich_help_panel=HOW,
     ),
 ]
 Folder = Annotated[
     Path | None,
-    typer.Option(
-        "--folder",
-        metavar="FOLDER",
-        help="Where checkpoints, log.jsonl and TensorBoard's events go.",
-        rich_help_panel=RUN,
-    ),
+    o.option(RUN, "--folder FOLDER", "Where checkpoints, log.jsonl and TensorBoard's events go."),
 ]
-Resume = Annotated[
-    bool,
-    typer.Option(
-        "--resume", help="Go on from the newest checkpoint in --folder.", rich_help_panel=RUN
-    ),
-]
+Resume = Annotated[bool, o.option(RUN, "--resume", "Go on from the newest checkpoint in --folder.")]
 
 
 def finetune(
