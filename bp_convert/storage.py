@@ -265,8 +265,7 @@ def write_plan(plan: Plan, path: str | Path, force: bool = False) -> Path:
     Raises:
         CheckpointError: the file exists or cannot be written.
     """
-    text = as_json(plan.model_dump(mode="json", by_alias=True))
-    return write_text(Path(path), text + "\n", force=force)
+    return write_text(Path(path), as_json(plan) + "\n", force=force)
 
 
 def _cold(plan: Plan) -> Plan:

@@ -71,7 +71,6 @@ class Cluster:
                     watch.ended(outcome)
                     if outcome.state == "failed" and not keep_going:
                         waiting.clear()
-                watch.breathe()
         finally:
             for reference in running:
                 with contextlib.suppress(Exception):  # the cluster may be gone already

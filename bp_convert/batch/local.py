@@ -57,7 +57,6 @@ class Local:
                     watch.ended(outcome)
                     if outcome.state == "failed" and not keep_going:
                         waiting.clear()
-                watch.breathe()
         finally:
             self._stop()
 

@@ -37,24 +37,9 @@ class Onlooker(Protocol):
     def ended(self, outcome: Outcome) -> None:
         """Hear what became of it."""
 
-    def breathe(self) -> None:
-        """Draw again; called several times a second."""
 
-
-class Unwatched:
+class Unwatched(Onlooker):
     """Nobody looks on."""
-
-    def started(self, name: str) -> None:
-        """Do nothing."""
-
-    def progressed(self, name: str, words: str, done: int, total: int) -> None:
-        """Do nothing."""
-
-    def ended(self, outcome: Outcome) -> None:
-        """Do nothing."""
-
-    def breathe(self) -> None:
-        """Do nothing."""
 
 
 def failure(job: Job, identity: str, problem: BpConvertError | Fault | str) -> Outcome:

@@ -17,9 +17,8 @@ from bp_convert.cli.session import (
     DONE,
     NOTHING,
     errors_shown,
-    print_report,
+    print_result,
     progress_shown,
-    show_files,
     typed,
 )
 from bp_convert.cli.together import check_data, check_dry_run, check_plan, check_target
@@ -154,8 +153,9 @@ def convert(
         with progress_shown(trail, quiet=quiet or json_only, left=training is not None) as progress:
             done = run(job, outputs, dry=dry_run, progress=progress)
         assert done.report is not None
-        print_report(done.report, json_only=json_only, quiet=quiet, verbose=verbose)
-        show_files([] if quiet or json_only else done.files)
+        print_result(
+            done.report, json_only=json_only, quiet=quiet, verbose=verbose, files=done.files
+        )
     raise typer.Exit(DONE if done.changed or dry_run else NOTHING)
 
 

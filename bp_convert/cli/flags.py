@@ -207,7 +207,8 @@ Rank = Annotated[
     option(
         SIZE,
         "--rank R",
-        "Number of Kronecker terms, or a share of each layer's parameters such as 0.25. Default: 1.",
+        "Number of Kronecker terms, or a share of each layer's parameters such as 0.25. Default: "
+        "1.",
         callback=rank_of,
     ),
 ]

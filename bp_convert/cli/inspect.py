@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bp_convert.cli import flags as o
-from bp_convert.cli.session import errors_shown, print_report, progress_shown, show
+from bp_convert.cli.session import errors_shown, print_result, progress_shown, show
 from bp_convert.errors import CheckpointError
 
 
@@ -60,7 +60,7 @@ def inspect(
                 made = pipeline.plan(loaded.model, asked, progress=progress)
                 result = pipeline.report_of(made, source=loaded.source)
                 result = result.model_copy(update={"notes": (*loaded.notes, *result.notes)})
-        print_report(result, json_only=json_only, quiet=quiet, verbose=True)
+        print_result(result, json_only=json_only, quiet=quiet, verbose=True)
 
 
 def _show_weights(model: Path, *, quiet: bool, json_only: bool) -> bool:

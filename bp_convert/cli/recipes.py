@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from bp_convert.batch.onlooker import Onlooker, Unwatched
 from bp_convert.cli import flags as o
 from bp_convert.cli.session import DONE, FAILED, errors_shown, progress_shown, show, show_files
 from bp_convert.errors import CheckpointError
 from bp_convert.values.text import as_json
 
 if TYPE_CHECKING:
-    from bp_convert.batch.onlooker import Onlooker
     from bp_convert.values.outcome import Outcome
 
 app = typer.Typer(
@@ -92,7 +92,7 @@ def run(
                 found = list(estimates(chosen, progress))
             failed = any(one.problem for one in found)
             if json_only:
-                print(as_json([one.model_dump(mode="json") for one in found]))
+                print(as_json(found))
             else:
                 show(shown_estimates(book.name, found))
             raise SystemExit(FAILED if failed else DONE)
@@ -224,18 +224,12 @@ def _written(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-class _Printed:
+class _Printed(Onlooker):
     """Says what becomes of jobs, line by line, where no terminal shows a table."""
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.count = 0
-
-    def started(self, name: str) -> None:
-        """Do nothing."""
-
-    def progressed(self, name: str, words: str, done: int, total: int) -> None:
-        """Do nothing."""
 
     def ended(self, outcome: Outcome) -> None:
         """Say it."""
@@ -247,15 +241,10 @@ class _Printed:
             flush=True,
         )
 
-    def breathe(self) -> None:
-        """Do nothing."""
-
 
 @contextmanager
 def _watched(names: list[str], *, quiet: bool) -> Iterator[Onlooker]:
     """Yield whoever looks on: a live table on a terminal, lines elsewhere, nobody if quiet."""
-    from bp_convert.batch.onlooker import Unwatched
-
     if quiet:
         yield Unwatched()
         return

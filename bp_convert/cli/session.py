@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from bp_convert.values.report import Report
+    from bp_convert.values.study import Probe, Sweep
 
 TRACEBACK = "BP_CONVERT_TRACEBACK"  # an environment variable: show unforeseen faults whole
 DONE, FAILED, USAGE, NOTHING, UNVERIFIED = 0, 1, 2, 3, 4
@@ -104,21 +105,30 @@ def show(what: RenderableType) -> None:
     Console(width=None if sys.stdout.isatty() else WIDTH).print(what)
 
 
-def print_report(result: Report, *, json_only: bool, quiet: bool, verbose: bool) -> None:
-    """Print a report as it was asked for.
+def print_result(
+    result: Report | Probe | Sweep,
+    *,
+    json_only: bool,
+    quiet: bool,
+    verbose: bool = False,
+    files: Iterable[object] = (),
+) -> None:
+    """Print a result as it was asked for.
 
     Args:
         verbose: one row a layer.
+        files: those written.
     """
     if json_only:
-        print(as_json(result.model_dump(mode="json", by_alias=True)))
+        print(as_json(result))
         return
-    if quiet:
-        print(result.verdict)
-        return
-    from bp_convert.render.terminal import rendered
+    from bp_convert.render import looks
 
-    show(rendered(result, every=verbose))
+    if quiet:
+        print(looks.verdict(result))
+        return
+    show(looks.drawn(result, every=verbose))
+    show_files(files)
 
 
 def typed() -> str:

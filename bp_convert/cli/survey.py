@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from bp_convert.cli import flags as o
-from bp_convert.cli.session import errors_shown, progress_shown, show, show_files, typed
+from bp_convert.cli.session import errors_shown, print_result, progress_shown, typed
 from bp_convert.cli.together import check_data
 from bp_convert.values.recipe import EXAMPLES, Job
-from bp_convert.values.text import as_json
 
 Error = Annotated[
     float, o.option(None, "--error E", "Relative error at which savings are counted.")
@@ -67,7 +66,6 @@ def probe(
         outputs = Outputs(reports=tuple(reports), force=force, command=typed())
         outputs.check()
         from bp_convert import studies
-        from bp_convert.render import study_table
         from bp_convert.run.learning import split_of
         from bp_convert.run.opening import opened
 
@@ -83,13 +81,7 @@ def probe(
                 progress=progress,
             )
         write_reports(found, outputs)
-        if json_only:
-            print(_as_json(found), end="")
-        elif quiet:
-            print(study_table.probe_verdict(found))
-        else:
-            show(study_table.shown_probe(found, every=verbose))
-            show_files(reports)
+        print_result(found, json_only=json_only, quiet=quiet, verbose=verbose, files=reports)
 
 
 def sweep(
@@ -168,7 +160,6 @@ def sweep(
             Outputs(model=path, force=force).check()
         from bp_convert import studies
         from bp_convert.files import check_writable
-        from bp_convert.render import study_table
         from bp_convert.run.learning import split_of
         from bp_convert.run.opening import opened
 
@@ -191,16 +182,8 @@ def sweep(
                 progress=progress,
             )
         write_reports(found, outputs)
-        if json_only:
-            print(_as_json(found), end="")
-        elif quiet:
-            print(found.verdict)
-        else:
-            show(study_table.shown_sweep(found))
-            show_files([*(point.file for point in found.points if point.file), *reports])
+        written = [*(point.file for point in found.points if point.file), *reports]
+        print_result(found, json_only=json_only, quiet=quiet, files=written)
+        if not json_only and not quiet:
             for note in dict.fromkeys(note for point in found.points for note in point.notes):
                 print(note)
-
-
-def _as_json(found: Any) -> str:
-    return as_json(found.model_dump(mode="json", by_alias=True)) + "\n"

@@ -153,7 +153,7 @@ def finetune(
             written, notes = file.write(trained, made_by)
         report = report.model_copy(update={"notes": (*report.notes, *notes)})
         if json_only:
-            print(as_json(report.model_dump(mode="json")))
+            print(as_json(report))
             return
         _print(report, quiet=quiet)
         show_files([] if quiet else written)

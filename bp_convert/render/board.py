@@ -56,9 +56,6 @@ class Board:
         self.ended_jobs.pop(outcome.name, None)
         self.ended_jobs[outcome.name] = outcome
 
-    def breathe(self) -> None:
-        """Do nothing: the live display draws by itself."""
-
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the table, no higher than the terminal."""
         room = max(RECENT, options.height or console.height) - 6 - len(self.running)

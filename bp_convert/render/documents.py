@@ -28,7 +28,7 @@ def document(result: Result, path: Path, command: str = "") -> str:
     """
     form = form_of(path)
     if form == ".json":
-        return as_json(result.model_dump(mode="json", by_alias=True)) + "\n"
+        return as_json(result) + "\n"
     if form == ".md":
         return markdown(page_of(result, command, folded=True))
     return html(page_of(result, command))

@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 
 from bp_convert.render.documents import page_of
 from bp_convert.render.page import Note, Table, fragment
-from bp_convert.render.study_table import shown_probe, shown_sweep
+from bp_convert.render.study_table import probe_verdict, shown_probe, shown_sweep
 from bp_convert.render.terminal import WIDTH, rendered
 from bp_convert.values.plan import Plan
 from bp_convert.values.report import Report
@@ -20,7 +20,7 @@ def text(value: Plan | Report | Probe | Sweep) -> str:
     """Return a value as the command line prints it, without colours."""
     console = Console(file=StringIO(), width=None if sys.stdout.isatty() else WIDTH)
     with console.capture() as taken:
-        console.print(_drawn(value))
+        console.print(drawn(value))
     return "\n".join(line.rstrip() for line in taken.get().splitlines()).rstrip()
 
 
@@ -32,9 +32,19 @@ def html(value: Plan | Report | Probe | Sweep) -> str:
     return fragment(*(Note(line.strip("<>")) for line in repr(value).splitlines()), *tables)
 
 
-def _drawn(value: Plan | Report | Probe | Sweep) -> RenderableType:
+def drawn(value: Plan | Report | Probe | Sweep, *, every: bool = False) -> RenderableType:
+    """Return a value as it stands in a terminal.
+
+    Args:
+        every: repeated layers have a row each, and no row is left out.
+    """
     if isinstance(value, Probe):
-        return shown_probe(value)
+        return shown_probe(value, every=every)
     if isinstance(value, Sweep):
         return shown_sweep(value)
-    return rendered(Report(plan=value) if isinstance(value, Plan) else value)
+    return rendered(Report(plan=value) if isinstance(value, Plan) else value, every=every)
+
+
+def verdict(value: Report | Probe | Sweep) -> str:
+    """Return the sentence to remember."""
+    return probe_verdict(value) if isinstance(value, Probe) else value.verdict
