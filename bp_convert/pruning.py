@@ -77,18 +77,17 @@ def _plan(
     shared = shared_by(model, sites, widths.resizes)
     layers = []
     for site in sites:
-        target = found.widths.targets[site.name]
-        before = (target.inputs_before, target.outputs_before)
-        after = (target.inputs_after, target.outputs_after)
+        target = widths.targets[site.name]
+        same = all(before == after for before, after in (target.inputs, target.outputs))
         layers.append(
             LayerPlan(
                 name=site.name,
                 aliases=site.aliases,
                 kind=site.kind.name,
-                action="kept" if before == after else "widened",
+                action="kept" if same else "widened",
                 reason=target.reason or "pruned by the norm of its weights",
-                inputs=(before[0], after[0]),
-                outputs=(before[1], after[1]),
+                inputs=target.inputs,
+                outputs=target.outputs,
                 init=init,
                 params=(sum(p.numel() for p in site.module.parameters()), 0),
                 shared=shared[site.name],
@@ -122,7 +121,7 @@ def _kept(sites: Sequence[Site], found: Narrow) -> dict[str, Tensor]:
             norms[group] = norms[group] + own if group in norms else own
     kept = {}
     for name, group in found.groups.items():
-        count = found.widths.targets[name].outputs_after
+        count = found.widths.targets[name].outputs[1]
         if group in norms and len(norms[group]) >= count:
             kept[name] = norms[group].topk(count).indices.sort().values
     return kept

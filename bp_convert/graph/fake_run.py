@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from bp_convert.errors import PlanError
 from bp_convert.graph.clone import all_tensors, clone
@@ -72,7 +73,6 @@ class FakeRun:
         attrs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.mode = FakeMode()
-        self.called: list[str] = []
         self._running: list[str] = []
         shapes = shapes or {}
         tensors: dict[int, Tensor] = {
@@ -102,9 +102,8 @@ class FakeRun:
 
     def _enter(self, name: str, _: Tensor | None) -> None:
         self._running.append(name)
-        self.called.append(name)
 
-    def _leave(self, _: str, __: Any) -> None:
+    def _leave(self) -> None:
         if self._running:
             self._running.pop()
 
@@ -131,9 +130,9 @@ def words(problem: Exception) -> str:
 def watch(
     model: nn.Module,
     enter: Callable[[str, Tensor | None], None],
-    leave: Callable[[str, Any], None],
+    leave: Callable[[], None],
 ) -> None:
-    """Tell of every call of a module: its name with its first tensor, and with its output."""
+    """Tell of every call of a module, by its name with its first tensor, and of its return."""
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):  # takes no hooks of Python's
             continue
@@ -142,16 +141,15 @@ def watch(
             enter(name, first_tensor(args, kwargs))
 
         module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
-        module.register_forward_hook(lambda m, a, output, name=name: leave(name, output))
+        module.register_forward_hook(lambda *_: leave())
 
 
 def first_tensor(args: Any, kwargs: Any) -> Tensor | None:
-    """Return the first argument of a call if it is a tensor or a packed sequence."""
-    first = next(iter([*args, *kwargs.values()]), None)
-    data = getattr(first, "data", None)
-    if isinstance(first, Tensor):
-        return first
-    return data if isinstance(data, Tensor) else None
+    """Return the first argument of a call that is a tensor, or a packed sequence's rows."""
+    for one in [*args, *kwargs.values()]:
+        if isinstance(one, Tensor | PackedSequence):
+            return one.data if isinstance(one, PackedSequence) else one
+    return None
 
 
 def set_attributes(module: nn.Module, attrs: Mapping[str, Any]) -> None:

@@ -243,7 +243,7 @@ class _Planning:
     def _after(site: Site, widths: WidthPlan | None = None) -> Widths:
         target = None if widths is None else widths.targets.get(site.name)
         if target is not None:
-            return target.inputs_after, target.outputs_after
+            return target.inputs[1], target.outputs[1]
         return site.kind.widths(site.module)
 
     # The whole

@@ -12,20 +12,21 @@ No large product is ever computed, so this costs about two forward passes of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
+from bp_convert.graph.fake_run import first_tensor
 from bp_convert.graph.reshape import held, owner_of, reshaped
 from bp_convert.graph.running import Args, Kwargs, evaluating, quiet_forward, same_draws
 from bp_convert.graph.tree import tensors_in
-from bp_convert.graph.walk import Site, walk
+from bp_convert.graph.walk import walk
 from bp_convert.kinds import Spread
-from bp_convert.values.plan import LayerPlan, Plan
+from bp_convert.values.plan import LayerPlan, Plan, Resize
 from bp_convert.widths.channel_values import (
     empty_output,
     fingerprint,
@@ -85,12 +86,15 @@ def measure_maps(
 
 @dataclass
 class _Watch:
-    """A module whose input is compared; ``mixes`` where its output is exchanged too."""
+    """A module whose input is compared; ``mixes`` where its output is exchanged too.
+
+    ``outputs`` are its channels before and after; ``layer`` is None for a follower.
+    """
 
     name: str
     axis: int | None
     mixes: bool
-    site: Site | None = None
+    outputs: tuple[int, int]
     layer: LayerPlan | None = None
 
 
@@ -100,15 +104,17 @@ class _Comparison:
         self.plan = plan
         self.kept = kept
         self.maps = ChannelMaps()
-        self.inputs: dict[str, list[Tensor]] = {}  # fingerprints of the source's columns
-        self.outputs: dict[str, list[Any]] = {}
+        # By module, a value for each call of the source: fingerprints of its columns, and outputs.
+        self.inputs: dict[str, deque[Tensor]] = {}
+        self.outputs: dict[str, deque[Any]] = {}
         self.found: dict[str, Tensor] = {}
+        self.shaken: dict[str, Tensor] = {}  # by the names of resized tensors of followers
         self.sites = {site.name: site for site in walk(model)}
-        self.names = {id(module): name for name, module in model.named_modules()}
-        self.resized: dict[str, list[Any]] = {}  # module name -> its resizes
+        names = {id(module): name for name, module in model.named_modules()}
+        self.resized: dict[str, list[tuple[str, Resize]]] = {}  # by module: a name there, and what
         for resize in plan.resizes:
-            module, _ = owner_of(model, resize.name)
-            self.resized.setdefault(self.names[id(module)], []).append(resize)
+            module, key = owner_of(model, resize.name)
+            self.resized.setdefault(names[id(module)], []).append((key, resize))
         self.watches = self._watches()
 
     def _watches(self) -> list[_Watch]:
@@ -121,23 +127,36 @@ class _Comparison:
                 continue
             followers.pop(name, None)
             axis = site.kind.channel_axis(site.module)
-            watches.append(_Watch(name, axis, True, site, layer))
+            watches.append(_Watch(name, axis, True, layer.outputs, layer))
         for name in followers:
             module = self.model.get_submodule(name)
             axis = channel_axis(module)
             if axis is not None:
-                watches.append(_Watch(name, axis, mixes(module)))
+                watches.append(_Watch(name, axis, mixes(module), self._outputs_of(name, module)))
         return watches
 
+    def _outputs_of(self, name: str, module: nn.Module) -> tuple[int, int]:
+        for change in self.plan.attrs:
+            if change.module == name and change.attr in ("out_channels", "nf"):
+                assert isinstance(change.before, int)
+                assert isinstance(change.after, int)
+                return change.before, change.after
+        # A subclass with a forward of its own may not look at its attributes.
+        axis = 1 if getattr(module, "transposed", False) or hasattr(module, "nf") else 0
+        for key, resize in self.resized[name]:
+            if key == "weight":
+                return resize.before[axis], resize.after[axis]
+        return 1, 1
+
     def run(self, args: Args, kwargs: Kwargs) -> ChannelMaps:
-        source, wide, shaken = self._copies()
+        source, wide = self._copies()
         for watch in self.watches:
-            self._hook(source.get_submodule(watch.name), watch, self._remember)
-            module = wide.get_submodule(watch.name)
+            old, new = source.get_submodule(watch.name), wide.get_submodule(watch.name)
+            self._hook(old, watch, self._remember)
+            self._hook(new, watch, self._compare if watch.mixes else self._compare_and_fill)
             if watch.mixes:
-                module.forward = self._substitute(watch)
-            else:
-                self._hook(module, watch, self._compare_and_fill(shaken, module))
+                old.forward = self._drawn(watch, old)
+                new.forward = self._repeated(watch)
         try:
             before = tensors_in(source(*args, **kwargs))
             after = tensors_in(wide(*args, **kwargs))
@@ -158,71 +177,65 @@ class _Comparison:
         fresh = dict.fromkeys(self.resized.keys() - set(names), why)
         return ChannelMaps(unknown=dict.fromkeys(names, why), fresh=fresh, preserved=False)
 
-    def _copies(self) -> tuple[nn.Module, nn.Module, dict[str, Tensor]]:
+    def _copies(self) -> tuple[nn.Module, nn.Module]:
         """Copy the model twice: with followers shaken, so that no two channels look alike, and
         widened, with tensors that take no memory in the layers whose output is exchanged."""
-        shaken: dict[str, Tensor] = {}
         old: dict[int, Tensor] = {}  # nothing is shared: a forward may write on its weights
         new: dict[int, Tensor] = {}
         empty = {watch.name for watch in self.watches if watch.mixes}
         for name, resizes in self.resized.items():
             module = self.model.get_submodule(name)
-            for resize in resizes:
-                key = resize.name.rpartition(".")[2]
+            for key, resize in resizes:
                 tensor = held(module, key)
                 assert tensor is not None
                 if name in empty:
                     fill = torch.zeros((), dtype=tensor.dtype).expand(resize.after)
                 else:
-                    shaken[resize.name] = shaken_like(tensor, key)
-                    old[id(tensor)] = _like(tensor, shaken[resize.name])
-                    plain = _guess(resize, self._is_out_projection(name))
+                    shaken = self.shaken[resize.name] = shaken_like(tensor, key)
+                    old[id(tensor)] = _like(tensor, shaken)
+                    # Until the module's input is known, every axis repeats in place.
+                    axes = in_place(resize.before, resize.after)
+                    sums_inputs = self._is_out_projection(name) and len(axes) == 2
+                    plain = Follow(axes, shared=1 if sums_inputs else None)
                     self.maps.follows[resize.name] = plain
-                    fill = plain.apply(shaken[resize.name])
+                    fill = plain.apply(shaken)
                 new[id(tensor)] = _like(tensor, fill)
         still = self.plan.model_copy(update={"attrs": ()})
         source = reshaped(self.model, still, {}, old, apart=True)
         wide = reshaped(self.model, self.plan, {}, new, apart=True)
-        return evaluating(source), evaluating(wide), shaken
+        return evaluating(source), evaluating(wide)
 
     def _hook(
-        self, module: nn.Module, watch: _Watch, act: Callable[[_Watch, Tensor], None]
+        self, module: nn.Module, watch: _Watch, act: Callable[[_Watch, nn.Module, Tensor], None]
     ) -> None:
+        """Let ``act`` see the fingerprint of what each call of a module is given."""
+
         def before(_: nn.Module, args: Args, kwargs: Kwargs) -> None:
-            given = _first(args, kwargs)
+            given = first_tensor(args, kwargs)
             if given is not None and watch.axis is not None:
                 watch.axis = axis_of(module, watch.axis, tuple(given.shape))
-                act(watch, given)
+                act(watch, module, fingerprint(given, watch.axis))
 
         module.register_forward_pre_hook(before, with_kwargs=True)
-        if watch.mixes:
-            plain = module.forward
 
-            def forward(*given: Any, **named: Any) -> Any:
-                output = empty_output(module, given, named)
-                return self._exchange(watch, plain(*given, **named) if output is None else output)
+    def _drawn(self, watch: _Watch, module: nn.Module) -> Callable[..., Any]:
+        """Return the forward of a mixing layer in the source: it gives out random numbers."""
+        plain = module.forward
 
-            module.forward = forward
+        def forward(*given: Any, **named: Any) -> Any:
+            output = empty_output(module, given, named)
+            output = plain(*given, **named) if output is None else output
+            drawn = map_floats(output, lambda t: torch.rand_like(t) + 0.1)
+            self.outputs.setdefault(watch.name, deque()).append(drawn)
+            return map_floats(drawn, Tensor.clone)  # the model may write to what it is given
 
-    def _remember(self, watch: _Watch, given: Tensor) -> None:
-        assert watch.axis is not None
-        self.inputs.setdefault(watch.name, []).append(fingerprint(given, watch.axis))
+        return forward
 
-    def _exchange(self, watch: _Watch, output: Any) -> Any:
-        drawn = map_floats(output, lambda t: torch.rand_like(t) + 0.1)
-        self.outputs.setdefault(watch.name, []).append(drawn)
-        return map_floats(drawn, Tensor.clone)  # the model may write to what it is given
+    def _repeated(self, watch: _Watch) -> Callable[..., Any]:
+        """Return the forward of an empty layer: it repeats the source's output."""
 
-    def _substitute(self, watch: _Watch) -> Callable[..., Any]:
-        """Return the forward of an empty layer: compare the input, repeat the source's output."""
-        calls = iter(range(1 << 30))
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            call = next(calls)
-            given = _first(args, kwargs)
-            if given is not None and watch.axis is not None:
-                self._compare(watch, given, call)
-            drawn = self.outputs[watch.name][call]
+        def forward(*_: Any, **__: Any) -> Any:
+            drawn = self.outputs[watch.name].popleft()
             return map_floats(drawn, lambda t: self._repeat(watch, t).clone())
 
         return forward
@@ -231,58 +244,21 @@ class _Comparison:
         """Repeat the channels of a source output as the widened layer would give them."""
         axis = -1 if watch.axis is None else watch.axis
         width = drawn.shape[axis]
-        if watch.layer is not None:
-            before, after = watch.layer.outputs
-            wide = width // before * after
-            if watch.name in self.kept:
-                parts = [self.kept[watch.name] + part for part in range(0, width, before)]
-                return drawn.index_select(axis, torch.cat(parts).to(drawn.device))
+        before, after = watch.outputs
+        if watch.name in self.kept:
+            index = torch.cat([self.kept[watch.name] + part for part in range(0, width, before)])
+        elif before == after:
+            return drawn
         else:
-            wide = self._follower_outputs(watch, width)
-        index = None if wide == width else interleave(width, wide)
-        return drawn if index is None else drawn.index_select(axis, index.to(drawn.device))
+            index = interleave(width, width // before * after)
+        return drawn.index_select(axis, index.to(drawn.device))
 
-    def _follower_outputs(self, watch: _Watch, width: int) -> int:
-        for change in self.plan.attrs:
-            if change.module == watch.name and change.attr in ("out_channels", "nf"):
-                assert isinstance(change.after, int)
-                return change.after
-        # A subclass with a forward of its own may not look at its attributes.
-        module = self.model.get_submodule(watch.name)
-        axis = 1 if getattr(module, "transposed", False) or hasattr(module, "nf") else 0
-        for resize in self.resized[watch.name]:
-            if resize.name.rpartition(".")[2] == "weight":
-                times: int = resize.after[axis] // resize.before[axis]
-                return width * times
-        return width
+    def _remember(self, watch: _Watch, _: nn.Module, columns: Tensor) -> None:
+        self.inputs.setdefault(watch.name, deque()).append(columns)
 
-    def _compare_and_fill(
-        self, shaken: dict[str, Tensor], module: nn.Module
-    ) -> Callable[[_Watch, Tensor], None]:
-        """Return the hook of a follower in the copy: set its tensors once its input is known."""
-        calls = iter(range(1 << 30))
-
-        def act(watch: _Watch, given: Tensor) -> None:
-            self._compare(watch, given, next(calls))
-            index = self.found.get(watch.name)
-            if index is None:
-                return
-            for resize in self.resized[watch.name]:
-                key = resize.name.rpartition(".")[2]
-                rule = follow(
-                    self.model.get_submodule(watch.name), key, resize.before, resize.after, index
-                )
-                tensor = held(module, key)
-                if rule is not None and tensor is not None:
-                    self.maps.follows[resize.name] = rule
-                    tensor.copy_(rule.apply(shaken[resize.name]))
-
-        return act
-
-    def _compare(self, watch: _Watch, given: Tensor, call: int) -> None:
-        assert watch.axis is not None
-        calls = self.inputs.get(watch.name, [])
-        index = match(calls[call], fingerprint(given, watch.axis)) if call < len(calls) else None
+    def _compare(self, watch: _Watch, _: nn.Module, columns: Tensor) -> None:
+        calls = self.inputs.get(watch.name)
+        index = match(calls.popleft(), columns) if calls else None
         known = self.found.get(watch.name)
         if index is None:
             self.maps.unknown.setdefault(
@@ -295,58 +271,52 @@ class _Comparison:
         else:
             self.found[watch.name] = index
 
+    def _compare_and_fill(self, watch: _Watch, module: nn.Module, columns: Tensor) -> None:
+        """Set the tensors of a follower in the copy once its input is known."""
+        self._compare(watch, module, columns)
+        for key, resize, rule in self._rules(watch, self.found.get(watch.name)):
+            tensor = held(module, key)
+            if rule is not None and tensor is not None:
+                self.maps.follows[resize.name] = rule
+                tensor.copy_(rule.apply(self.shaken[resize.name]))
+
+    def _rules(
+        self, watch: _Watch, index: Tensor | None
+    ) -> Iterator[tuple[str, Resize, Follow | None]]:
+        """Yield how each resized tensor of a follower follows its input, where that is known."""
+        module = self.model.get_submodule(watch.name)
+        for key, resize in self.resized[watch.name]:
+            known = index is not None
+            rule = follow(module, key, resize.before, resize.after, index) if known else None
+            yield key, resize, rule
+
     def _finish(self) -> None:
         for watch in self.watches:
-            index = self.found.get(watch.name)
-            if watch.name in self.maps.unknown:
-                index = None
+            name, unknown = watch.name, self.maps.unknown
+            index = None if name in unknown else self.found.get(name)
             if watch.layer is not None:
-                before, after = watch.layer.outputs
+                before, after = watch.outputs
                 outputs = None if before == after else interleave(before, after)
-                outputs = self.kept.get(watch.name, outputs)
                 same = watch.layer.inputs[0] == watch.layer.inputs[1]
-                inputs = None if same or watch.site is None else index
-                self.maps.spreads[watch.name] = Spread(inputs, outputs)
-                if watch.name not in self.inputs and not same and watch.axis is not None:
-                    self.maps.unknown.setdefault(watch.name, "it is not called on the example")
+                spread = Spread(None if same else index, self.kept.get(name, outputs))
+                self.maps.spreads[name] = spread
+                if name not in self.inputs and not same and watch.axis is not None:
+                    unknown.setdefault(name, "it is not called on the example")
             elif watch.mixes:
-                self._finish_mixer(watch, index)
+                for _, resize, rule in self._rules(watch, index):
+                    if rule is None:
+                        why = unknown.pop(name, "the order of its inputs is not known")
+                        self.maps.fresh[name] = why
+                    else:
+                        self.maps.follows[resize.name] = rule
         for name in self.resized:
             module = self.model.get_submodule(name)
             if isinstance(module, nn.RNNBase | nn.RNNCellBase) and name not in self.sites:
                 self.maps.fresh[name] = f"{type(module).__name__} is re-dimensioned"
 
-    def _finish_mixer(self, watch: _Watch, index: Tensor | None) -> None:
-        module = self.model.get_submodule(watch.name)
-        for resize in self.resized[watch.name]:
-            key = resize.name.rpartition(".")[2]
-            rule = None
-            if index is not None:
-                rule = follow(module, key, resize.before, resize.after, index)
-            if rule is None:
-                why = self.maps.unknown.pop(watch.name, "the order of its inputs is not known")
-                self.maps.fresh[watch.name] = why
-            else:
-                self.maps.follows[resize.name] = rule
-
     def _is_out_projection(self, name: str) -> bool:
         parent = self.model.get_submodule(name.rpartition(".")[0])
         return isinstance(parent, nn.MultiheadAttention)
-
-
-def _guess(resize: Any, sums_inputs: bool) -> Follow:
-    """Say how a tensor follows before its module's input is known: every axis repeats in place."""
-    axes = in_place(resize.before, resize.after)
-    return Follow(axes, shared=1 if sums_inputs and len(axes) == 2 else None)
-
-
-def _first(args: Args, kwargs: Kwargs) -> Tensor | None:
-    for leaf in [*args, *kwargs.values()]:
-        if isinstance(leaf, PackedSequence):
-            return leaf.data
-        if isinstance(leaf, Tensor):
-            return leaf
-    return None
 
 
 def _like(tensor: Tensor, value: Tensor) -> Tensor:

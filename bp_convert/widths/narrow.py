@@ -12,7 +12,7 @@ from torch import nn
 from bp_convert.errors import PlanError
 from bp_convert.graph.fake_run import ForwardError
 from bp_convert.graph.running import Args, Kwargs
-from bp_convert.widths.analysis import Analysis, analyse, sites_of, with_training
+from bp_convert.widths.analysis import Analysis, sites_of
 from bp_convert.widths.new_sizes import NewSizes
 from bp_convert.widths.plan_writer import PlanWriter
 from bp_convert.widths.width_plan import WidthPlan
@@ -51,9 +51,9 @@ def narrow(
         PlanError: the model does not run on symbolic sizes, or the size is out of reach.
     """
     try:
-        analysis = analyse(model, sites_of(model), args, kwargs)
+        analysis = Analysis(model, sites_of(model), args, kwargs)
         with suppress(ForwardError):  # a model that does not train is followed in eval mode
-            analysis = with_training(analysis, args, kwargs)
+            analysis.train(args, kwargs)
     except ForwardError as stopped:
         raise _refused(model, str(stopped)) from None
     whole = sum(p.numel() for p in model.parameters())
@@ -96,7 +96,7 @@ def _groups(analysis: Analysis, sizes: NewSizes, plan: WidthPlan) -> dict[str, s
     for name in sizes.layers:
         width = analysis.width(name)
         target = plan.targets[name]
-        if width is None or target.outputs_before == target.outputs_after:
+        if width is None or target.outputs[0] == target.outputs[1]:
             continue
         resolved = analysis.system.resolve(width)
         if isinstance(resolved, sympy.Symbol):

@@ -129,10 +129,7 @@ class NewSizes:
                 self._join(ours)
                 self._solved.clear()
                 return
-        if ours:
-            self.freeze(ours, f"a size is tied to it by {broken.origin}")
-        else:
-            self.freeze(loose, f"a size is tied to it by {broken.origin}")
+        self.freeze(ours or loose, f"a size is tied to it by {broken.origin}")
         self._solved.clear()
 
     def _follow(self, broken: Equality, loose: list[sympy.Symbol]) -> bool:

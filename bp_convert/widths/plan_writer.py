@@ -34,10 +34,6 @@ class PlanWriter:
             targets={name: self._target(name) for name in self.analysis.sites},
             resizes=tuple(self._resizes()),
             attrs=tuple(self._attrs()),
-            verified=True,
-            never_called=tuple(n for n in self.analysis.sites if not self.analysis.calls(n)),
-            output_layers=self._output_layers(),
-            groups=tuple(self.sizes.groups()),
         )
 
     def _resizes(self) -> list[Resize]:
@@ -80,7 +76,7 @@ class PlanWriter:
         new_outputs = outputs if width is None else self.sizes.new(width)
         assert isinstance(new_inputs, int)
         reason = None if new_outputs != outputs else self._reason(name)
-        return TargetWidth(name, inputs, new_inputs, outputs, new_outputs, reason)
+        return TargetWidth((inputs, new_inputs), (outputs, new_outputs), reason)
 
     def _part(self, name: str) -> TargetWidth:
         """Return the widths of a layer whose tensors belong to the module that holds it."""
@@ -92,11 +88,11 @@ class PlanWriter:
         if size is None:
             fixed = self.analysis.copy.fixed.items()
             why = next((r for n, r in fixed if f"{name}.".startswith(f"{n}." if n else "")), "")
-            return TargetWidth(name, inputs, inputs, outputs, outputs, why)
+            return TargetWidth((inputs, inputs), (outputs, outputs), why)
         new = self._new(size)
         assert isinstance(new, int)
         reason = None if new != outputs else f"it is part of {parent}, which keeps its width"
-        return TargetWidth(name, inputs, new, outputs, new, reason)
+        return TargetWidth((inputs, new), (outputs, new), reason)
 
     def _reason(self, name: str) -> str:
         """Say why a layer's output keeps its width."""
@@ -118,15 +114,6 @@ class PlanWriter:
             return "it follows the layers around it, which keep their width here"
         return f"its width is {_words(system.resolve(width), self._names())}, which stays"
 
-    def _output_layers(self) -> tuple[str, ...]:
-        sizes = [size for _, _, size in self.analysis.axes()]
-        reached = self.analysis.system.roots(sizes)
-        return tuple(
-            name
-            for name in self.sizes.layers
-            if self.sizes.roots[name] & reached or name in self.analysis.heads
-        )
-
     def _names(self) -> dict[sympy.Symbol, sympy.Expr]:
         """Name every symbol after a layer whose width it is, or else after where it stands."""
         names: dict[sympy.Symbol, sympy.Expr] = {}
@@ -144,7 +131,7 @@ def unchanged(model: nn.Module, sites: Mapping[str, Kind], failure: str) -> Widt
     targets = {}
     for name, kind in sites.items():
         inputs, outputs = kind.widths(model.get_submodule(name))
-        targets[name] = TargetWidth(name, inputs, inputs, outputs, outputs, failure)
+        targets[name] = TargetWidth((inputs, inputs), (outputs, outputs), failure)
     return WidthPlan(targets=targets, failure=failure)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -72,7 +72,6 @@ class SymbolicCopy:
         held: the modules that hold widths, by their first name.
         fixed: modules whose tensors keep their shape, with the reason.
         called: names of the modules that have been called.
-        returned: what each module returned last.
         given: symbols of widths that a module takes from the one before.
     """
 
@@ -83,11 +82,9 @@ class SymbolicCopy:
         self.held: dict[str, SizedModule] = {}
         self.fixed: dict[str, str] = {}
         self.called: set[str] = set()
-        self.returned: dict[str, Any] = {}
         self.given: set[sympy.Symbol] = set()
         self._shapes: dict[int, tuple[str, tuple[Dim, ...]]] = {}  # tensor -> its first name
         self._shared: set[str] = set()  # modules with a tensor that others hold as well
-        self._compared: tuple[list[Equality], set[sympy.Symbol]] = ([], set())
         plans = self._describe(model)
         tensors = {
             id(t): mode.like(t, self._shapes[id(t)][1] if id(t) in self._shapes else None)
@@ -204,19 +201,8 @@ class SymbolicCopy:
                     parameters_of(held.fake)[key] = cast(nn.Parameter, made)
         set_attributes(held.fake, held.sizes.attrs)
 
-    def uses(self, sizes: Iterable[Dim]) -> bool:
-        """Return whether the run compared any of these sizes with another one."""
-        if len(self._compared[0]) != len(self.env.equalities):
-            self._compared = (
-                self.env.equalities[:],
-                {s for one in self.env.equalities for s in one.left.free_symbols}
-                | {s for one in self.env.equalities for s in one.right.free_symbols},
-            )
-        return any(expr_of(size) in self._compared[1] for size in sizes)
-
-    def leave(self, name: str, output: Any) -> None:
-        """Note that the innermost module has returned, and what."""
-        self.returned[name] = output
+    def leave(self) -> None:
+        """Note that the innermost module has returned."""
         if self.env.running:
             self.env.running.pop()
 

@@ -33,6 +33,11 @@ class System:
         chosen: widths that are somebody's to choose; they stay free rather than others, and never
             follow a sum.
         given: widths that the layer before gives; they are the first to be replaced.
+
+    Attributes:
+        compared: every symbol that some equality speaks of.
+        replaced: symbols that others stand for.
+        rest: equalities that are not linear.
     """
 
     def __init__(
@@ -43,8 +48,10 @@ class System:
     ) -> None:
         self._chosen = {symbol: index for index, symbol in enumerate(chosen)}
         self._given = frozenset(given)
+        self.compared = {
+            s for one in equalities for side in (one.left, one.right) for s in side.free_symbols
+        }
         self.replaced: dict[sympy.Symbol, Replaced] = {}
-        self.rest: list[Equality] = []
         waiting = list(equalities)
         while waiting:
             left = [one for one in waiting if not self._use(one)]

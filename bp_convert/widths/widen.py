@@ -9,7 +9,8 @@ running the model at them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass
 
 import sympy
 from torch import nn
@@ -17,9 +18,8 @@ from torch import nn
 from bp_convert.errors import PlanError
 from bp_convert.graph.fake_run import FakeRun, ForwardError, Shapes
 from bp_convert.graph.running import Args, Kwargs
-from bp_convert.kinds import Kind
 from bp_convert.kinds.shapes import Attr
-from bp_convert.widths.analysis import Analysis, analyse, sites_of, with_training
+from bp_convert.widths.analysis import Analysis, sites_of
 from bp_convert.widths.plan_writer import PlanWriter, join, unchanged
 from bp_convert.widths.symbols import expr_of
 from bp_convert.widths.width_plan import WidthPlan
@@ -47,85 +47,83 @@ def widen(
         alpha: may be fractional; widths are rounded to whole numbers.
         targets: names of the layers that may be widened, with the name of their kind.
     """
-    return _Widening(model, args, kwargs, alpha, targets, sites_of(model)).run()
+    sites = sites_of(model)
+    try:
+        analysis = Analysis(model, sites, args, kwargs)
+    except ForwardError as stopped:
+        return unchanged(model, sites, str(stopped))
+    except PlanError as stopped:
+        return unchanged(model, sites, stopped.found)
+    return _Widening(analysis, args, kwargs, alpha, targets).run()
 
 
 @dataclass
 class _Widening:
-    model: nn.Module
+    analysis: Analysis
     args: Args
     kwargs: Kwargs
     alpha: float
     targets: Mapping[str, str]
-    sites: dict[str, Kind]
-    tries: int = field(default=_TRIES)
+    tries: int = _TRIES
+
+    @property
+    def model(self) -> nn.Module:
+        return self.analysis.copy.source
 
     def run(self) -> WidthPlan:
-        try:
-            analysis = analyse(self.model, self.sites, self.args, self.kwargs)
-        except ForwardError as stopped:
-            return self._unchanged(str(stopped))
-        except PlanError as stopped:
-            return self._unchanged(stopped.found)
-        plan, problem = self._attempt(analysis)
+        plan, problem = self._attempt({})
         if problem is None:
             return plan
-        try:
-            analysis = with_training(analysis, self.args, self.kwargs)
-        except ForwardError:
-            return self._isolate(analysis, problem)
-        plan, problem = self._attempt(analysis)
-        return plan if problem is None else self._isolate(analysis, problem)
+        with suppress(ForwardError):
+            self.analysis.train(self.args, self.kwargs)
+            plan, problem = self._attempt({})
+        return plan if problem is None else self._isolate(problem)
 
-    def _attempt(
-        self, analysis: Analysis, frozen: Mapping[sympy.Symbol, str] | None = None
-    ) -> tuple[WidthPlan, ForwardError | None]:
+    def _attempt(self, frozen: Mapping[sympy.Symbol, str]) -> tuple[WidthPlan, ForwardError | None]:
         """Choose sizes and run the model at them."""
-        sizes = analysis.new_sizes(self.targets, self.alpha)
-        for root, reason in (frozen or {}).items():
+        sizes = self.analysis.new_sizes(self.targets, self.alpha)
+        for root, reason in frozen.items():
             sizes.freeze([root], reason)
         sizes.settle()
         try:
-            plan = PlanWriter(analysis, sizes).plan()
+            plan = PlanWriter(self.analysis, sizes).plan()
         except ArithmeticError as problem:
-            return unchanged(self.model, self.sites, str(problem)), ForwardError("", str(problem))
-        return plan, self._verify(analysis, plan) if plan.resizes or plan.attrs else None
+            return self._unchanged(str(problem)), ForwardError("", str(problem))
+        return plan, self._verify(plan) if plan.resizes or plan.attrs else None
 
-    def _verify(self, analysis: Analysis, plan: WidthPlan) -> ForwardError | None:
+    def _verify(self, plan: WidthPlan) -> ForwardError | None:
         """Run the model at the new sizes in both modes; return what is wrong, or None."""
         self.tries -= 1
         try:
-            trial = FakeRun(self.model, *_changes(analysis, plan))
+            trial = FakeRun(self.model, *_changes(self.analysis, plan))
             found = trial.run(self.args, self.kwargs, training=False)
         except ForwardError as stopped:
             return stopped
-        wanted = analysis.shapes[False]
+        wanted = self.analysis.shapes[False]
         if found == wanted:
             try:
                 found = trial.run(self.args, self.kwargs, training=True)
             except ForwardError as stopped:
-                return stopped if self._in_training(analysis) is not None else None
+                return stopped if self._in_training() is not None else None
             # The source runs in train mode only where it seems to differ from eval mode.
-            wanted = found if found == wanted else self._in_training(analysis) or found
+            wanted = found if found == wanted else self._in_training() or found
         where = next((w for w in {**wanted, **found} if found.get(w) != wanted.get(w)), None)
         if where is None:
             return None
         change = f"from {wanted.get(where)} to {found.get(where)}"
         return ForwardError("", f"the model's {where} changes {change}")
 
-    def _in_training(self, analysis: Analysis) -> Shapes | None:
+    def _in_training(self) -> Shapes | None:
         """Return the shapes of the source's outputs in train mode, None where it does not run."""
-        if True not in analysis.shapes:
-            try:
-                found = FakeRun(self.model).run(self.args, self.kwargs, training=True)
-            except ForwardError:
-                return None
-            analysis.shapes[True] = found
-        return analysis.shapes[True]
+        shapes = self.analysis.shapes
+        if True not in shapes:
+            with suppress(ForwardError):
+                shapes[True] = FakeRun(self.model).run(self.args, self.kwargs, training=True)
+        return shapes.get(True)
 
-    def _isolate(self, analysis: Analysis, problem: ForwardError) -> WidthPlan:
+    def _isolate(self, problem: ForwardError) -> WidthPlan:
         """Freeze what does not widen, and widen the rest."""
-        sizes = analysis.new_sizes(self.targets, self.alpha)
+        sizes = self.analysis.new_sizes(self.targets, self.alpha)
         groups = [
             {root for name in group for root in sizes.roots[name]}
             for group in sizes.groups()
@@ -133,22 +131,21 @@ class _Widening:
         ]
         held_back: dict[sympy.Symbol, str] = {}
         while self.tries > _TRIES // 2:
-            near = _near(analysis, problem.module)
+            near = _near(self.analysis, problem.module)
             guilty = [group for group in groups if group & near]
             if not guilty:
                 break
             for group in guilty:
                 groups.remove(group)
                 held_back.update(dict.fromkeys(group, _at_another_width(problem)))
-            plan, found = self._attempt(analysis, held_back)
+            plan, found = self._attempt(held_back)
             if found is None:
                 return plan
             problem = found
-        return self._bisect(analysis, groups, held_back, problem)
+        return self._bisect(groups, held_back, problem)
 
     def _bisect(
         self,
-        analysis: Analysis,
         groups: list[set[sympy.Symbol]],
         held_back: Mapping[sympy.Symbol, str],
         problem: ForwardError,
@@ -163,7 +160,7 @@ class _Widening:
             for group in groups:
                 if group not in good and group not in part:
                     frozen.update(dict.fromkeys(group, _at_another_width(problem)))
-            plan, found = self._attempt(analysis, frozen)
+            plan, found = self._attempt(frozen)
             if found is None:
                 good += part
                 best = plan
@@ -173,19 +170,7 @@ class _Widening:
         return best or self._unchanged(str(problem))
 
     def _unchanged(self, failure: str) -> WidthPlan:
-        """Keep every width; a plain run tells what is called, and what likely makes the output."""
-        plan = unchanged(self.model, self.sites, failure)
-        try:
-            trial = FakeRun(self.model)
-            trial.run(self.args, self.kwargs, training=False)
-        except (ForwardError, PlanError):
-            return plan
-        called = [name for name in trial.called if name in self.sites]
-        return replace(
-            plan,
-            never_called=tuple(name for name in self.sites if name not in called),
-            output_layers=tuple(called[-1:]),
-        )
+        return unchanged(self.model, self.analysis.sites, failure)
 
 
 def _at_another_width(problem: ForwardError) -> str:

@@ -47,7 +47,5 @@ def test_all_but_the_head_is_widened(
     inputs = (torch.empty(2, 3, 64, 64, device="meta"),)
     plan = widen(model, inputs, {}, alpha=alpha, targets=targets)
     assert plan.failure is None
-    assert plan.verified
     assert len(plan.targets) == layers
     assert sum(one.reason is None for one in plan.targets.values()) == widened
-    assert len(plan.output_layers) == 1
