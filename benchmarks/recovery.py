@@ -27,7 +27,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import bp_convert
-import bp_convert.pipeline
+import bp_convert.storage
 from benchmarks.clock import machine
 from bp_convert.models import build
 from recipes import assets
@@ -72,7 +72,7 @@ def fashion(full_epochs: float) -> Task:
             f"{100 * done.after['accuracy']:.2f} %)",
             flush=True,
         )
-        bp_convert.pipeline.save_dense(full, path)
+        bp_convert.storage.save_dense(full, path)
     model = bp_convert.open_model(path).model
     return Task(model, source, source, 1800, 50)
 

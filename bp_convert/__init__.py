@@ -31,15 +31,15 @@ if TYPE_CHECKING:  # The public names, here and nowhere else: what runs reads th
     from bp_convert.pipeline import apply as apply
     from bp_convert.pipeline import convert as convert
     from bp_convert.pipeline import inspect as inspect
-    from bp_convert.pipeline import load as load
     from bp_convert.pipeline import open_model as open_model
     from bp_convert.pipeline import plan as plan
-    from bp_convert.pipeline import plan_of as plan_of
     from bp_convert.pipeline import prune as prune
-    from bp_convert.pipeline import read_plan as read_plan
-    from bp_convert.pipeline import save as save
-    from bp_convert.pipeline import to_dense as to_dense
-    from bp_convert.pipeline import write_plan as write_plan
+    from bp_convert.storage import load as load
+    from bp_convert.storage import plan_of as plan_of
+    from bp_convert.storage import read_plan as read_plan
+    from bp_convert.storage import save as save
+    from bp_convert.storage import to_dense as to_dense
+    from bp_convert.storage import write_plan as write_plan
     from bp_convert.studies import probe as probe
     from bp_convert.studies import sweep as sweep
     from bp_convert.training import finetune as finetune

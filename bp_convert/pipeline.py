@@ -17,34 +17,23 @@ from bp_convert.counting import recount
 from bp_convert.data import Data, Examples, Uses, examples_for, split_for
 from bp_convert.errors import PlanError
 from bp_convert.evaluation import Scorer
-from bp_convert.files import Loaded, is_converted, load_model
-from bp_convert.files import check_output as _check_output
+from bp_convert.files import Loaded, load_model
 from bp_convert.fitting import fit_to_data
 from bp_convert.graph.clone import clone
-from bp_convert.graph.example import SampleInputs, given_sample
+from bp_convert.graph.example import SampleInputs, device_of, given_sample
 from bp_convert.graph.inputs import settle_values
 from bp_convert.graph.ready import check_ready
 from bp_convert.graph.reshape import CASTS, cast
 from bp_convert.planner import Planned, maps_for, prepare
 from bp_convert.pruning import prune as pruned
-from bp_convert.render.summary import verdict
 from bp_convert.reporting import report_of
-from bp_convert.storage import (
-    load,
-    mark,
-    plan_of,
-    read_plan,
-    save,
-    save_dense,
-    to_dense,
-    write_plan,
-)
+from bp_convert.storage import mark
 from bp_convert.surgery import Converted, apply_plan, carried_out
 from bp_convert.values.explain import validated
 from bp_convert.values.plan import Plan
 from bp_convert.values.progress import Progress, told
 from bp_convert.values.recipe import BATCHES
-from bp_convert.values.report import Report, Verification
+from bp_convert.values.report import Report
 from bp_convert.values.settings import Init, Settings, SettingsKeywords
 from bp_convert.values.tensors import TensorSpec
 from bp_convert.verify import fingerprint_of_data, verify
@@ -75,34 +64,6 @@ def open_model(
         CheckpointError: the file is no model, is not trusted, or does not fit ``arch``.
     """
     return load_model(path, arch=arch, trust=trust, allow_missing=allow_missing)
-
-
-def check_output(path: str | Path, force: bool = False) -> None:
-    """Refuse a file that could not be written, before any work is done.
-
-    Raises:
-        CheckpointError: it exists, or its folder does not or cannot be written to.
-    """
-    _check_output(Path(path), force=force)
-
-
-def moved(model: nn.Module, device: str | None) -> nn.Module:
-    """Return the model on ``device``.
-
-    Raises:
-        PlanError: there is no such device.
-    """
-    if device is None:
-        return model
-    try:
-        return model.to(device)
-    except (RuntimeError, AssertionError) as problem:
-        raise PlanError(
-            where=f"device {device}",
-            found=str(problem).strip().splitlines()[0],
-            allowed="cpu, or a device that torch sees here",
-            fix="leave --device out, or install a torch build for this device",
-        ) from None
 
 
 def plan(
@@ -245,11 +206,14 @@ def convert(
         if sample is None or examples is not None:
             sample = _sample(plan, examples)
         maps = maps_for(model, plan, sample, tell) if ready is None else ready.maps
-        fitted_to = "" if examples is None or not _fits_data(plan) else examples.words
+        fitted_to = "" if examples is None or not plan.settings.fits_data else examples.words
         done = _apply(model, plan, maps, tell, examples)
         if examples is not None and scorer is None:
             sample = _fresh(sample, examples)
-        checked = _verified(model, plan, done, before, tell, sample)
+        checked = None
+        if sample:
+            tell("running it beside the same weights in plain layers", 0, 1)
+            checked = verify(model, done.model, plan, sample, new=done.new, before=before)
     result = done.model
     if floating is not None:
         cast(result, floating)
@@ -261,20 +225,22 @@ def convert(
             clone(result, apart=True),
             plan.inputs,
             batch=batch,
-            device=device or _device(model),
+            device=device or device_of(model),
         )
         for batch in batches
         if plan.inputs
     )
-    report = report_of(plan, done, source=source, fitted_to=fitted_to).model_copy(
-        update={
-            "verification": checked,
-            "scores": (scorer.score(result),) if scorer is not None else (),
-            "latency": latency,
-            "seconds": time.perf_counter() - start,
-        }
+    report = report_of(
+        plan,
+        done,
+        source=source,
+        fitted_to=fitted_to,
+        verification=checked,
+        scores=(scorer.score(result),) if scorer is not None else (),
+        latency=latency,
+        seconds=time.perf_counter() - start,
     )
-    return result, report.model_copy(update={"verdict": verdict(report)})
+    return result, report
 
 
 def prune(
@@ -323,29 +289,6 @@ def inspect(
     if not isinstance(model, nn.Module):
         model = open_model(model, arch=arch, trust=trust).model
     return plan(model, settings, inputs, progress=progress, **asked)
-
-
-__all__ = [
-    "Loaded",
-    "apply",
-    "check_output",
-    "convert",
-    "examples_for",
-    "inspect",
-    "is_converted",
-    "load",
-    "moved",
-    "open_model",
-    "plan",
-    "plan_of",
-    "prune",
-    "read_plan",
-    "report_of",
-    "save",
-    "save_dense",
-    "to_dense",
-    "write_plan",
-]
 
 
 def _request(
@@ -418,7 +361,7 @@ def _apply(
     progress: Progress | None,
     examples: Examples | None,
 ) -> Converted:
-    if examples is None or not _fits_data(plan):
+    if examples is None or not plan.settings.fits_data:
         done = apply_plan(model, plan, maps, checked=True, progress=progress)
     else:
         _check_fittable(plan)
@@ -430,11 +373,6 @@ def _apply(
         done.missed.update(missed)
     mark(done.model, plan.model_dump_json(by_alias=True))
     return done
-
-
-def _fits_data(plan: Plan) -> bool:
-    """Return whether factors follow the data where there is some."""
-    return plan.settings.method not in ("svd", "kron")
 
 
 def _check_fittable(plan: Plan) -> None:
@@ -454,25 +392,6 @@ def _check_fittable(plan: Plan) -> None:
             allowed="fitting to data at alpha 1",
             fix="leave the calibration data out: a widened model starts from the weights",
         )
-
-
-def _verified(
-    model: nn.Module,
-    plan: Plan,
-    done: Converted,
-    before: Any,
-    progress: Progress | None,
-    sample: SampleInputs,
-) -> Verification | None:
-    if not sample:
-        return None
-    if progress is not None:
-        progress("running it beside the same weights in plain layers", 0, 1)
-    return verify(model, done.model, plan, sample, new=done.new, before=before)
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def _dtype(name: str | None) -> torch.dtype | None:

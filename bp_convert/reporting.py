@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from bp_convert.planner import NOISE
 from bp_convert.provenance import machine, versions
@@ -19,13 +20,19 @@ UNFITTED = "fitted to the weights alone, though planned on data: give it again (
 
 
 def report_of(
-    plan: Plan, done: Converted | None = None, *, source: str = "", fitted_to: str = ""
+    plan: Plan,
+    done: Converted | None = None,
+    *,
+    source: str = "",
+    fitted_to: str = "",
+    **measured: Any,
 ) -> Report:
     """Put a plan, and what its conversion gave, into a report.
 
     Args:
         source: words on where the model came from.
         fitted_to: words on the data that the factors were fitted to.
+        measured: further fields of the report, by name.
     """
     remarks = {name: NOISE + why for name, why in (done.random if done else {}).items()}
     remarks |= {name: MISSED + why for name, why in (done.missed if done else {}).items()}
@@ -44,13 +51,8 @@ def report_of(
         notes=(UNFITTED.format(plan.calibration),) if unfitted else (),
         versions=versions(),
         machine=machine(),
+        **measured,
     )
-    return report.model_copy(update={"verdict": verdict(report)})
-
-
-def scored(report: Report, scores: Sequence[Score]) -> Report:
-    """Return the report of a conversion that was scored, with its verdict."""
-    report = report.model_copy(update={"scores": tuple(scores)})
     return report.model_copy(update={"verdict": verdict(report)})
 
 
@@ -68,5 +70,12 @@ def trained(report: Report, done: Trained, scores: Sequence[Score] = ()) -> Repo
         if scores
     )
     seconds = (report.seconds or 0.0) + done.seconds
-    update = {"training": done, "seconds": seconds, "notes": (*report.notes, *notes)}
-    return scored(report.model_copy(update=update), scores or report.scores)
+    report = report.model_copy(
+        update={
+            "training": done,
+            "seconds": seconds,
+            "notes": (*report.notes, *notes),
+            "scores": tuple(scores or report.scores),
+        }
+    )
+    return report.model_copy(update={"verdict": verdict(report)})

@@ -13,6 +13,7 @@ import yaml
 
 from bp_convert.batch.folders import LOG, Results
 from bp_convert.batch.full import trained_source
+from bp_convert.batch.identity import Task
 from bp_convert.batch.onlooker import failure
 from bp_convert.errors import BpConvertError
 from bp_convert.faults import Trail, of_the_machine
@@ -24,29 +25,21 @@ from bp_convert.values.progress import Progress
 from bp_convert.values.recipe import Job
 
 
-def run_job(
-    job: Job, identity: str, full: str, results: Results, progress: Progress
-) -> tuple[Outcome, bool]:
+def run_job(task: Task, results: Results, progress: Progress) -> tuple[Outcome, bool]:
     """Run a job and put its folder into place. Its faults become its outcome, and nobody else's.
-
-    Args:
-        identity: hash of the job.
-        full: hash of the trained model that it starts from.
-        progress: called with words, steps done and their number.
 
     Returns:
         The outcome, and whether its folder is new: False where the job was finished before.
     """
-    with results.drafted(job.name) as draft:
-        outcome = run_in(draft, job, identity, full, results, progress)
+    with results.drafted(task.job.name) as draft:
+        outcome = run_in(draft, task, results, progress)
         return outcome, results.land(draft, outcome)
 
 
-def run_in(
-    draft: Path, job: Job, identity: str, full: str, results: Results, progress: Progress
-) -> Outcome:
+def run_in(draft: Path, task: Task, results: Results, progress: Progress) -> Outcome:
     """Run a job in a folder, without putting the folder into place; see ``run_job``."""
     start = time.perf_counter()
+    job, identity = task.job, task.identity
     trail = Trail()
     with (
         (draft / LOG).open("a", encoding="utf-8", buffering=1) as log,
@@ -57,7 +50,7 @@ def run_in(
             _write_recipe(draft, job)
             print(f"job {job.name}, {identity}, process {os.getpid()}")
             told = trail.told(_logged(progress))
-            source = trained_source(job, full, results, told)
+            source = trained_source(job, task.full, results, told)
             outputs = _outputs(draft, job, results.training(identity))
             done = run(job, outputs, given=Given(source), progress=told)
             assert done.outcome is not None

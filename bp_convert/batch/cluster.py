@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from bp_convert.batch.folders import LOG, Results
-from bp_convert.batch.onlooker import Onlooker, Task, failure
+from bp_convert.batch.identity import Task
+from bp_convert.batch.onlooker import Onlooker, failure
 from bp_convert.errors import RecipeError
 from bp_convert.files import write_text
 from bp_convert.values.outcome import Outcome
+from bp_convert.values.progress import unheard
 
 RETRIES = 3  # of a job whose worker or machine is lost
 BREATH = 0.5  # seconds
@@ -124,9 +126,7 @@ def _on_a_worker(task: Task, folder: str) -> tuple[str, bytes]:
             shared.mkdir(parents=True, exist_ok=True)
         results = Results(shared)
         draft = stack.enter_context(results.drafted(task.job.name))
-        outcome = run_in(
-            draft, task.job, task.identity, task.full, results, lambda words, done, total: None
-        )
+        outcome = run_in(draft, task, results, unheard)
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as archive:
             for one in sorted(draft.iterdir()):

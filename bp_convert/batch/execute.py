@@ -11,8 +11,8 @@ from typing import Literal, Protocol
 
 from bp_convert.batch.book import Book, Stated
 from bp_convert.batch.folders import Results
-from bp_convert.batch.identity import Identities
-from bp_convert.batch.onlooker import Onlooker, Task
+from bp_convert.batch.identity import Identities, Task
+from bp_convert.batch.onlooker import Onlooker
 from bp_convert.batch.sources import check_files, check_scores
 from bp_convert.errors import RecipeError
 from bp_convert.files import write_text
@@ -81,7 +81,7 @@ def run_recipe(book: Book, options: Options, watch: Onlooker) -> Summary:
         check_scores(one)
     results = Results(options.folder)
     identities = Identities()
-    tasks = [_task(one, identities) for one in chosen]
+    tasks = [identities.task(one.job) for one in chosen]
     with results.held():
         results.sweep()
         left = _left(book, tasks, results, options, watch)
@@ -97,11 +97,6 @@ def run_recipe(book: Book, options: Options, watch: Onlooker) -> Summary:
             summary = summarised(book, results, known)
             write_summary(summary, results)
     return summary
-
-
-def _task(stated: Stated, identities: Identities) -> Task:
-    job = stated.job
-    return Task(job, identities.of(job), identities.of_full(job))
 
 
 def _left(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,29 @@ _BESIDE = {"name", "paper"}
 LARGE = 2**30  # bytes; of a larger folder, names, sizes and times stand for the contents
 
 
+@dataclass(frozen=True)
+class Task:
+    """A job that has to run.
+
+    Attributes:
+        identity: hash of the job.
+        full: hash of the trained full model that it starts from.
+    """
+
+    job: Job
+    identity: str
+    full: str
+
+
 class Identities:
     """Hashes of jobs. A file is read once, however many jobs name it."""
 
     def __init__(self) -> None:
         self._digests: dict[Path, str] = {}
+
+    def task(self, job: Job) -> Task:
+        """Return a job with its hashes."""
+        return Task(job, self.of(job), self.of_full(job))
 
     def of(self, job: Job) -> str:
         """Hash a job: its keys, the contents of the files that it names, and the versions."""

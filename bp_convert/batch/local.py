@@ -14,7 +14,8 @@ from multiprocessing.context import SpawnProcess
 from types import ModuleType
 
 from bp_convert.batch.folders import LOG, Results
-from bp_convert.batch.onlooker import Onlooker, Task, failure
+from bp_convert.batch.identity import Task
+from bp_convert.batch.onlooker import Onlooker, failure
 from bp_convert.batch.worker import work
 from bp_convert.files import write_text
 from bp_convert.values.outcome import Outcome

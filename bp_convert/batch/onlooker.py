@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from bp_convert.errors import BpConvertError
 from bp_convert.faults import Fault
 from bp_convert.values.outcome import Outcome
 from bp_convert.values.recipe import Job
-
-
-@dataclass(frozen=True)
-class Task:
-    """A job that has to run.
-
-    Attributes:
-        identity: hash of the job.
-        full: hash of the trained full model that it starts from.
-    """
-
-    job: Job
-    identity: str
-    full: str
 
 
 class Onlooker(Protocol):

@@ -37,7 +37,7 @@ def work(tasks: Connection, life: Connection, folder: str, log: str, threads: in
     results = Results(Path(folder))
     while (task := tasks.recv()) is not None:
         teller = _Teller(tasks)
-        outcome, fresh = run_job(task.job, task.identity, task.full, results, teller.tell)
+        outcome, fresh = run_job(task, results, teller.tell)
         tasks.send(("ended", outcome, fresh))
 
 

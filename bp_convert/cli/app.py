@@ -177,9 +177,9 @@ def dense(
         from bp_convert.proof.result import result_at
 
         with result_at(output, trust=trust, force=force) as file:
-            from bp_convert import pipeline
+            from bp_convert import storage
 
-            plain = pipeline.to_dense(pipeline.load(model, arch=arch, trust=trust or ()))
+            plain = storage.to_dense(storage.load(model, arch=arch, trust=trust or ()))
             assert file is not None
             _, notes = file.write(plain)
         count = sum(p.numel() for p in plain.parameters())

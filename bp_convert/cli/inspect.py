@@ -44,10 +44,13 @@ def inspect(
         )
         check_model(model)
         from bp_convert import pipeline
+        from bp_convert.files import is_converted
+        from bp_convert.reporting import report_of
+        from bp_convert.storage import plan_of
 
         with progress_shown(trail, quiet=quiet or json_only) as progress:
-            if not model.is_dir() and pipeline.is_converted(model):
-                result = pipeline.report_of(pipeline.plan_of(model), source="converted before")
+            if not model.is_dir() and is_converted(model):
+                result = report_of(plan_of(model), source="converted before")
             else:
                 try:
                     loaded = pipeline.open_model(
@@ -58,7 +61,7 @@ def inspect(
                         return
                     raise
                 made = pipeline.plan(loaded.model, asked, progress=progress)
-                result = pipeline.report_of(made, source=loaded.source)
+                result = report_of(made, source=loaded.source)
                 result = result.model_copy(update={"notes": (*loaded.notes, *result.notes)})
         print_result(result, json_only=json_only, quiet=quiet, verbose=True)
 

@@ -38,7 +38,6 @@ STAGES = {
 # Where the traceback reaches none of these.
 STEPS = {
     "pipeline._apply": "converting",
-    "pipeline._verified": "verifying",
     "run/opening": "reading the model",
     "run/learning.split_of": "reading the examples",
     "run/making.planned": "planning",

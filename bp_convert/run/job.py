@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from bp_convert import pipeline
+from bp_convert.counting import count_bytes, count_params
 from bp_convert.data import Examples, Split
 from bp_convert.errors import VerificationError
 from bp_convert.evaluation import Scorer
@@ -17,11 +17,12 @@ from bp_convert.files import check_writable, save_weights, write_text
 from bp_convert.graph.running import evaluating
 from bp_convert.planner import Planned
 from bp_convert.proof.result import result_at
-from bp_convert.reporting import trained
+from bp_convert.reporting import report_of, trained
 from bp_convert.run.learning import learn, split_of, training_of
-from bp_convert.run.making import Made, build, changes, planned
+from bp_convert.run.making import build, planned
 from bp_convert.run.opening import SourceModel, opened
 from bp_convert.run.written import Outputs, write_reports
+from bp_convert.storage import read_plan, write_plan
 from bp_convert.values.outcome import Outcome
 from bp_convert.values.plan import Plan
 from bp_convert.values.progress import Progress, unheard
@@ -70,7 +71,7 @@ class Result:
     @property
     def changed(self) -> bool:
         """Whether there is anything but a copy."""
-        return self.plan is not None and changes(self.plan)
+        return _changes(self.plan)
 
 
 def run(
@@ -98,7 +99,7 @@ def run(
     bare = job.counterpart == "full" and goal is not None and goal.suffix == ".safetensors"
     with result_at(None if bare else goal, trust=job.trust, force=outputs.force) as file:
         torch.manual_seed(job.request.seed)
-        plan = None if job.plan is None else pipeline.read_plan(job.plan)
+        plan = None if job.plan is None else read_plan(job.plan)
         progress("opening the model", 0, 1)
         given = given or Given(opened(job))
         source = given.source
@@ -119,7 +120,7 @@ def run(
         files = [] if job.counterpart == "pruned" else _write_plan(plan, outputs)
         if dry:
             assert plan is not None
-            shown = _noted(pipeline.report_of(plan, source=source.words), source.notes)
+            shown = _noted(report_of(plan, source=source.words), source.notes)
             files += write_reports(shown, outputs)
             return Result(None, plan, shown, None, tuple(files))
         if not job.unchecked:
@@ -128,12 +129,16 @@ def run(
         if scorer is None and held is not None:
             progress("scoring the full model", 0, 1)
             scorer = Scorer(source.model, held, job.metric)
-        made = build(job, source, ready, examples, scorer, progress)
+        model, plan, report = build(job, source, ready, examples, scorer, progress)
         if job.counterpart == "pruned":
-            files += _write_plan(made.plan, outputs)
-        converted = _score(scorer, made, made.model)
-        model, report, score, done = made.model, made.report, converted, None
-        goes_on = made.changed or outputs.unconverted
+            files += _write_plan(plan, outputs)
+        notes = [note for one in (source, report, plan) if one is not None for note in one.notes]
+        if report is not None and report.scores:
+            converted: Score | None = report.scores[0]
+        else:
+            converted = None if scorer is None else scorer.score(evaluating(model))
+        score, done = converted, None
+        goes_on = _changes(plan) or outputs.unconverted
         if training is not None and goes_on:
             model, done = learn(model, source, job, training, split, outputs, progress)
             score = None if scorer is None else scorer.score(evaluating(model))
@@ -157,18 +162,23 @@ def run(
         name=job.name,
         keys=job.keys,
         model=job.words,
-        params=made.params,
-        macs=None if made.plan is None else made.plan.macs,
-        bytes=made.bytes,
+        params=count_params(source.model) if plan is None else plan.params,
+        macs=None if plan is None else plan.macs,
+        bytes=count_bytes(source.model) if plan is None else plan.bytes,
         error=None if report is None else report.plan.error,
         converted=converted,
         score=score,
         full=source.full,
         trained=done,
         paper=job.paper,
-        notes=(*source.notes, *made.notes),
+        notes=tuple(notes),
     )
-    return Result(model, made.plan, report, outcome, tuple(files), tuple(remarks))
+    return Result(model, plan, report, outcome, tuple(files), tuple(remarks))
+
+
+def _changes(plan: Plan | None) -> bool:
+    """Tell whether a plan gives anything but a copy; the full model has none."""
+    return plan is not None and bool(plan.converted or plan.resizes)
 
 
 def _noted(report: Report, before: Sequence[str], *after: Sequence[str]) -> Report:
@@ -176,22 +186,15 @@ def _noted(report: Report, before: Sequence[str], *after: Sequence[str]) -> Repo
     return report.model_copy(update={"notes": notes})
 
 
-def _score(scorer: Scorer | None, made: Made, model: nn.Module) -> Score | None:
-    """Return the score of a model before training: a conversion has it in its report."""
-    if made.report is not None and made.report.scores:
-        return made.report.scores[0]
-    return None if scorer is None else scorer.score(evaluating(model))
-
-
 def _write_plan(plan: Plan | None, outputs: Outputs) -> list[Path]:
     if plan is None or outputs.plan is None:
         return []
-    return [pipeline.write_plan(plan, outputs.plan, outputs.force)]
+    return [write_plan(plan, outputs.plan, outputs.force)]
 
 
 def _check_checkable(plan: Plan | None, examples: Examples | None) -> None:
     """Refuse to convert where nothing could be run beside its source."""
-    if plan is None or plan.inputs or examples or not changes(plan):
+    if plan is None or plan.inputs or examples or not _changes(plan):
         return
     raise VerificationError(
         where=plan.model,

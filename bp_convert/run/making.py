@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import nn
 
 from bp_convert import pipeline
-from bp_convert.counting import count_bytes, count_params
 from bp_convert.data import Examples
 from bp_convert.errors import PlanError
 from bp_convert.evaluation import Scorer
@@ -21,30 +20,8 @@ from bp_convert.values.report import Report
 from bp_convert.values.settings import Settings
 from bp_convert.values.target import Target
 
-
-@dataclass(frozen=True)
-class Made:
-    """A job's model before training.
-
-    Attributes:
-        model: the copy; the source is untouched.
-        plan: what was done; None for the full model.
-        report: of the conversion; None for the full model and a pruned one.
-        params, bytes: before and after.
-        notes: remarks.
-    """
-
-    model: nn.Module
-    plan: Plan | None
-    report: Report | None
-    params: Totals
-    bytes: Totals
-    notes: tuple[str, ...] = ()
-
-    @property
-    def changed(self) -> bool:
-        """Whether it is anything but a copy."""
-        return self.plan is not None and changes(self.plan)
+# What a low-rank counterpart is asked for as its conversion is.
+LAYERS = ("include", "exclude", "convert_head", "convert_anyway", "inputs", "seed")
 
 
 def planned(job: Job, model: nn.Module, examples: Examples | None, progress: Progress) -> Planned:
@@ -63,12 +40,7 @@ def planned(job: Job, model: nn.Module, examples: Examples | None, progress: Pro
     asked = Settings(
         target=(Target(quantity="params", value=_within(job, size)),),
         method="svd-data" if examples is not None and request.init == "warm" else "svd",
-        include=request.include,
-        exclude=request.exclude,
-        convert_head=request.convert_head,
-        convert_anyway=request.convert_anyway,
-        inputs=request.inputs,
-        seed=request.seed,
+        **{name: getattr(request, name) for name in LAYERS},
     )
     given = examples if asked.method == "svd-data" else None
     ready = pipeline.prepared(model, asked, calibrate=given, progress=progress)
@@ -90,11 +62,6 @@ def _within(job: Job, size: Totals) -> float:
     return float(size.after)
 
 
-def changes(plan: Plan) -> bool:
-    """Tell whether a plan gives anything but a copy."""
-    return bool(plan.converted or plan.resizes)
-
-
 def build(
     job: Job,
     source: SourceModel,
@@ -102,19 +69,27 @@ def build(
     examples: Examples | None,
     scorer: Scorer | None,
     progress: Progress,
-) -> Made:
+) -> tuple[nn.Module, Plan | None, Report | None]:
     """Make a job's model as planned; None stands for the full model.
+
+    Returns:
+        A copy, the source being untouched; what was done, None for the full model; and the report
+        of the conversion, None for the full model and a pruned one.
 
     Raises:
         BpConvertError: as ``pipeline.convert``.
     """
     plan = ready.plan if isinstance(ready, Planned) else ready
     if ready is None or plan is None:
-        params, size = count_params(source.model), count_bytes(source.model)
-        return Made(clone(source.model), None, None, params, size)
+        return clone(source.model), None, None
     if job.counterpart == "pruned":
-        return _pruned(job, source, plan, progress)
-    fitted = job.counterpart is None or plan.settings.method not in ("svd", "kron")
+        progress("pruning", 0, 1)
+        size, request = int(_within(job, plan.params)), job.request
+        small, pruned = pipeline.prune(
+            source.model, size, inputs=plan.inputs, init=request.init, seed=request.seed
+        )
+        return small, pruned, None
+    fitted = job.counterpart is None or plan.settings.fits_data
     small, report = pipeline.convert(
         source.model,
         plan=ready,
@@ -126,16 +101,4 @@ def build(
         progress=progress,
         source=source.words,
     )
-    return Made(small, plan, report, plan.params, plan.bytes, (*report.notes, *plan.notes))
-
-
-def _pruned(job: Job, source: SourceModel, plan: Plan, progress: Progress) -> Made:
-    progress("pruning", 0, 1)
-    small, pruned = pipeline.prune(
-        source.model,
-        int(_within(job, plan.params)),
-        inputs=plan.inputs,
-        init=job.request.init,
-        seed=job.request.seed,
-    )
-    return Made(small, pruned, None, pruned.params, pruned.bytes, pruned.notes)
+    return small, plan, report

@@ -9,9 +9,11 @@ from pathlib import Path
 from torch import nn
 
 from bp_convert import pipeline
-from bp_convert.files import arch_factory, read_converted
+from bp_convert.errors import PlanError
+from bp_convert.files import arch_factory, is_converted, read_converted
 from bp_convert.graph.running import same_draws
 from bp_convert.run.written import is_architecture
+from bp_convert.storage import load
 from bp_convert.values.recipe import Job
 from bp_convert.values.training import Trained
 
@@ -52,13 +54,27 @@ def opened(job: Job) -> SourceModel:
             loaded = pipeline.open_model(
                 path, arch=job.arch, trust=job.trust, allow_missing=job.allow_missing
             )
-            model = pipeline.moved(loaded.model, job.device)
+            model = _moved(loaded.model, job.device)
             return SourceModel(model, loaded.source, loaded.arch, notes=loaded.notes)
         assert job.arch is not None
-        model = pipeline.moved(arch_factory(job.arch, trust=job.trust)(), job.device)
+        model = _moved(arch_factory(job.arch, trust=job.trust)(), job.device)
     # A user's own factory may return a trained model; a library's architecture is a fresh start.
     own = job.arch.partition("?")[0].rpartition(":")[0].endswith(".py")
     return SourceModel(model, f"made by {job.arch}", job.arch, trained=own)
+
+
+def _moved(model: nn.Module, device: str | None) -> nn.Module:
+    if device is None:
+        return model
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError) as problem:
+        raise PlanError(
+            where=f"device {device}",
+            found=str(problem).strip().splitlines()[0],
+            allowed="cpu, or a device that torch sees here",
+            fix="leave --device out, or install a torch build for this device",
+        ) from None
 
 
 def any_model(
@@ -78,10 +94,10 @@ def any_model(
     path = Path(text)
     if is_architecture(text):
         return arch_factory(text, trust=trust, typed=True)(), None
-    if path.exists() and not path.is_dir() and pipeline.is_converted(path):
+    if path.exists() and not path.is_dir() and is_converted(path):
         found = read_converted(path, trust=trust).arch if arch is None else arch
         make = None if arch is None else arch_factory(arch, trust=trust, typed=True)
-        return pipeline.load(path, model=make, trust=trust), found
+        return load(path, model=make, trust=trust), found
     loaded = pipeline.open_model(path, arch=arch, trust=trust)
     return loaded.model, loaded.arch
 

@@ -97,6 +97,11 @@ class Settings(Value):
 
     _lists = field_validator("target", "inputs", "include", "exclude", mode="before")(one_or_many)
 
+    @property
+    def fits_data(self) -> bool:
+        """Whether factors follow the data where there is some."""
+        return self.method not in ("svd", "kron")
+
     @model_validator(mode="after")
     def _alpha_widens(self) -> Settings:
         if self.alpha < 1:

@@ -134,9 +134,7 @@ def test_a_job_s_own_recipe_gives_the_same_model(
         results = Results(tmp_path / folder)
         (stated,) = [one for one in read_recipe(path).jobs if one.job.name == "warm"]
         ids = Identities()
-        outcome, fresh = run_job(
-            stated.job, ids.of(stated.job), ids.of_full(stated.job), results, lambda *_: None
-        )
+        outcome, fresh = run_job(ids.task(stated.job), results, lambda *_: None)
         assert fresh, outcome.problem
         home = results.home("warm")
         path = home / "recipe.yaml"
@@ -170,9 +168,7 @@ def test_a_job_s_report_tells_its_training_and_its_scores(
     ids = Identities()
     found, pages = {}, {}
     for one in read_recipe(path).jobs:
-        outcome, _ = run_job(
-            one.job, ids.of(one.job), ids.of_full(one.job), results, lambda *_: None
-        )
+        outcome, _ = run_job(ids.task(one.job), results, lambda *_: None)
         assert outcome.state == "done", outcome.problem
         home = results.home(one.job.name)
         found[one.job.name] = json.loads((home / "report.json").read_text())

@@ -26,9 +26,7 @@ TEXT = "arch: models.py:small\ntrust: models.py\nsettings: {convert_anyway: true
 def _run(folder: Path, text: str = TEXT) -> tuple[Outcome, str]:
     (stated,) = read_recipe(write(folder, text)).jobs
     ids, results = Identities(), Results(folder / "out")
-    outcome, _ = run_job(
-        stated.job, ids.of(stated.job), ids.of_full(stated.job), results, lambda *_: None
-    )
+    outcome, _ = run_job(ids.task(stated.job), results, lambda *_: None)
     return outcome, (results.failed("one") / LOG).read_text()
 
 

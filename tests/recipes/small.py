@@ -67,9 +67,7 @@ def ran(job: Job, folder: Path) -> tuple[Outcome, Path]:
     small = shrunk(job, folder)
     results = Results(folder / "out")
     identities = Identities()
-    outcome, fresh = run_job(
-        small, identities.of(small), identities.of_full(small), results, lambda *_: None
-    )
+    outcome, fresh = run_job(identities.task(small), results, lambda *_: None)
     assert fresh
     return outcome, results.home(job.name)
 
