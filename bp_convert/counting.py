@@ -42,24 +42,21 @@ def with_counts(
     counted = (
         None if seen is None else _counted(empty, plan, seen, sample or SampleInputs(plan.inputs))
     )
-    notes = plan.notes
+    notes = dict.fromkeys(plan.notes)
     if seen is not None and seen.on_data:
-        notes = (*notes, *([] if ON_DATA in notes else [ON_DATA]))
+        notes[ON_DATA] = None
     elif seen is not None and counted is None and plan.resizes:
-        notes = (*notes, *([] if ESTIMATED in notes else [ESTIMATED]))
+        notes[ESTIMATED] = None
     layers = []
     for layer in plan.layers:
-        module = empty.get_submodule(layer.name)
+        replaced = layer.action == "replaced"
         if counted is not None:
             macs = counted.macs.get(layer.name, 0)
-        elif edited and seen is not None and layer.action == "replaced":
+        elif edited and seen is not None and replaced:
             macs = _predicted(model, layer, seen)
         else:
-            macs = layer.macs[1] if layer.action == "replaced" else layer.macs[0]
-        if layer.action == "replaced":
-            layers.append(_settled_twin(layer, module, macs, edited=edited))
-        else:
-            layers.append(_settled(layer, module, macs))
+            macs = layer.macs[1] if replaced else layer.macs[0]
+        layers.append(_settled(layer, empty.get_submodule(layer.name), macs, edited=edited))
     total = None
     if seen is not None:
         change = sum(one.macs[1] - one.macs[0] for one in layers)
@@ -71,7 +68,7 @@ def with_counts(
             "params": Totals(before=plan.params.before, after=count_params(empty).after),
             "bytes": Totals(before=plan.bytes.before, after=count_bytes(empty).after),
             "macs": total,
-            "notes": notes,
+            "notes": tuple(notes),
         }
     )
 
@@ -111,42 +108,30 @@ def _predicted(model: nn.Module, layer: LayerPlan, seen: Observation) -> int:
     module = model.get_submodule(layer.name)
     kind = kind_of(module)
     assert kind is not None
-    widths = (layer.inputs[1], layer.outputs[1])
     shapes = seen.calls((layer.name, *layer.aliases))
-    return kind.macs(module, widths, dict(layer.factors), shapes) // seen.examples
+    return kind.macs(module, layer.after, dict(layer.factors), shapes) // seen.examples
 
 
-def _settled_twin(layer: LayerPlan, module: nn.Module, macs: int, *, edited: bool) -> LayerPlan:
-    """Return the plan of a replaced layer with what was counted; a difference to what was
-    predicted is noted, since a layer that is called on other shapes than before may cost more."""
+def _settled(layer: LayerPlan, module: nn.Module, macs: int, *, edited: bool) -> LayerPlan:
+    """Return the plan of a layer with what it has become. Of a replaced layer a difference to
+    what was predicted is noted: one that is called on other shapes than before may cost more."""
     params = sum(p.numel() for p in module.parameters())
-    told, notes = (layer.params[1], layer.macs[1]), layer.notes
-    if not edited and told != (params, macs):
-        notes = (*notes, f"{macs:,} multiply-adds counted, {told[1]:,} predicted")
-    return layer.model_copy(
-        update={
-            "params": (layer.params[0], params),
-            "macs": (layer.macs[0], macs),
-            "notes": notes,
-        }
-    )
-
-
-def _settled(layer: LayerPlan, module: nn.Module, macs: int) -> LayerPlan:
-    """Return the plan of a layer that stays dense, with what it has become."""
-    kind = kind_of(module)
-    assert kind is not None
-    inputs, outputs = kind.widths(module)
-    params = sum(p.numel() for p in module.parameters())
-    return layer.model_copy(
-        update={
-            "action": "kept" if params == layer.params[0] else "widened",
-            "inputs": (layer.inputs[0], inputs),
-            "outputs": (layer.outputs[0], outputs),
-            "params": (layer.params[0], params),
-            "macs": (layer.macs[0], macs),
-        }
-    )
+    found: dict[str, object] = {
+        "params": (layer.params[0], params),
+        "macs": (layer.macs[0], macs),
+    }
+    if layer.action == "replaced":
+        if not edited and (layer.params[1], layer.macs[1]) != (params, macs):
+            note = f"{macs:,} multiply-adds counted, {layer.macs[1]:,} predicted"
+            found["notes"] = (*layer.notes, note)
+    else:
+        kind = kind_of(module)
+        assert kind is not None
+        inputs, outputs = kind.widths(module)
+        found["action"] = "kept" if params == layer.params[0] else "widened"
+        found["inputs"] = (layer.inputs[0], inputs)
+        found["outputs"] = (layer.outputs[0], outputs)
+    return layer.model_copy(update=found)
 
 
 def count_params(model: nn.Module) -> Totals:

@@ -378,11 +378,7 @@ def _apply(
 def _check_fittable(plan: Plan) -> None:
     """Refuse to fit a widened model: its layers have no inputs in the source to follow."""
     widened = next(
-        (
-            one
-            for one in plan.layers
-            if one.inputs[0] != one.inputs[1] or one.outputs[0] != one.outputs[1]
-        ),
+        (one for one in plan.layers if one.before != one.after),
         None,
     )
     if widened is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -19,7 +19,7 @@ from bp_convert.graph.reshape import held, owner_of, reshaped
 from bp_convert.graph.running import same_draws
 from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Spread
-from bp_convert.values.plan import LayerPlan, Plan
+from bp_convert.values.plan import LayerPlan, Plan, Resize
 from bp_convert.values.progress import Progress
 from bp_convert.widths.channel_map import ChannelMaps
 from bp_convert.widths.followers import Follow, in_place
@@ -79,12 +79,9 @@ def check(model: nn.Module, plan: Plan) -> None:
             have = "no such layer" if site is None else f"a {site.kind.name}"
             raise _mismatch(where, have, f"a {layer.kind}")
         widths = site.kind.widths(site.module)
-        if (layer.inputs[0], layer.outputs[0]) != widths:
-            raise _mismatch(
-                where,
-                f"{widths[0]} -> {widths[1]}",
-                f"{layer.inputs[0]} -> {layer.outputs[0]}, as planned",
-            )
+        if layer.before != widths:
+            have, due = (f"{one[0]} -> {one[1]}" for one in (widths, layer.before))
+            raise _mismatch(where, have, f"{due}, as planned")
         if layer.action == "replaced":
             _check_replaced(site, layer)
     found = fingerprint(model)
@@ -146,9 +143,8 @@ def _check_replaced(site: Site, layer: LayerPlan) -> None:
             allowed="action kept",
             fix="set its action to kept in the plan",
         )
-    widths = (layer.inputs[1], layer.outputs[1])
     try:
-        site.kind.build(site.module, widths, dict(layer.factors), "meta")
+        site.kind.build(site.module, layer.after, dict(layer.factors), "meta")
     except KeyError as problem:
         raise PlanError(
             where=where,
@@ -189,64 +185,122 @@ def apply_plan(
     """
     if not checked:
         check(model, plan)
-    sites = {site.name: site for site in walk(model)}
-    result = Converted(model)
-    modules: dict[nn.Module, nn.Module] = {}
-    tensors: dict[int, Tensor] = (
-        {id(t): to_meta(t) for t in all_tensors(model)} if structure_only else {}
-    )
-    todo = plan.converted
-    with same_draws(plan.settings.seed):
-        for done, layer in enumerate(todo):
-            if progress is not None:
-                progress(layer.name, done, len(todo))
-            twin = _twin(sites[layer.name], layer, maps, structure_only, result)
-            modules[sites[layer.name].module] = twin
-        if progress is not None and todo:
-            progress("followers", len(todo), len(todo))
-        fresh = _followers(model, plan, sites, maps, structure_only, tensors, result)
-        result.model = reshaped(model, plan, modules, tensors)
-        for name in fresh:
-            reset = getattr(result.model.get_submodule(name), "reset_parameters", None)
-            if callable(reset) and not structure_only:
-                reset()
-    result.new = _new_parameters(result.model, plan)
-    return result
+    return _Surgery(model, plan, maps, structure_only).run(progress)
 
 
-def _twin(
-    site: Site,
-    layer: LayerPlan,
-    maps: ChannelMaps | None,
-    structure_only: bool,
-    result: Converted,
-) -> nn.Module:
-    """Build and fill the bilinear twin of one layer."""
-    kind, module = site.kind, site.module
-    device = "meta" if structure_only else next(module.parameters()).device
-    widths = (layer.inputs[1], layer.outputs[1])
-    twin = kind.build(module, widths, dict(layer.factors), device)
-    kind.carry(module, twin)
-    if structure_only:
+class _Surgery:
+    """One plan that is carried out, with what is made and found out on the way."""
+
+    def __init__(
+        self, model: nn.Module, plan: Plan, maps: ChannelMaps | None, structure_only: bool
+    ) -> None:
+        self.model = model
+        self.plan = plan
+        self.maps = maps
+        self.structure_only = structure_only
+        self.sites = {site.name: site for site in walk(model)}
+        self.fresh: dict[str, None] = {}  # modules that stay, and must start afresh
+        self.result = Converted(model)
+
+    def run(self, progress: Progress | None) -> Converted:
+        model, result, todo = self.model, self.result, self.plan.converted
+        modules: dict[nn.Module, nn.Module] = {}
+        tensors = {id(t): to_meta(t) for t in all_tensors(model)} if self.structure_only else {}
+        with same_draws(self.plan.settings.seed):
+            for done, layer in enumerate(todo):
+                if progress is not None:
+                    progress(layer.name, done, len(todo))
+                site = self.sites[layer.name]
+                modules[site.module] = self._twin(site, layer)
+            if progress is not None and todo:
+                progress("followers", len(todo), len(todo))
+            tensors.update(self._followers())
+            result.model = reshaped(model, self.plan, modules, tensors)
+            for name in self.fresh:
+                reset = getattr(result.model.get_submodule(name), "reset_parameters", None)
+                if callable(reset):
+                    reset()
+        resized = {resize.name for resize in self.plan.resizes}
+        twins = tuple(f"{layer.name}." for layer in todo)
+        names = [name for name, _ in result.model.named_parameters()]
+        result.new = tuple(one for one in names if one in resized or one.startswith(twins))
+        return result
+
+    def _twin(self, site: Site, layer: LayerPlan) -> nn.Module:
+        """Build and fill the bilinear twin of one layer."""
+        kind, module, result = site.kind, site.module, self.result
+        device = "meta" if self.structure_only else next(module.parameters()).device
+        twin = kind.build(module, layer.after, dict(layer.factors), device)
+        kind.carry(module, twin)
+        if self.structure_only:
+            return twin
+        spread = self._spread(layer)
+        if layer.init == "random":
+            result.random[layer.name] = "as asked"
+        elif (reason := too_large(site, layer)) is not None:
+            result.random[layer.name] = reason
+        elif spread is None:
+            assert self.maps is not None
+            why = self.maps.unknown.get(layer.name, "its channel map is not known")
+            result.random[layer.name] = why
+        else:
+            result.errors[layer.name] = _fill(layer, site, twin, spread)
         return twin
-    spread = _spread(layer, maps)
-    if layer.init == "random":
-        result.random[layer.name] = "as asked"
-    elif (reason := too_large(site, layer)) is not None:
-        result.random[layer.name] = reason
-    elif spread is None:
-        assert maps is not None
-        result.random[layer.name] = maps.unknown.get(layer.name, "its channel map is not known")
-    else:
-        result.errors[layer.name] = _fill(layer, site, twin, spread)
-    return twin
+
+    def _spread(self, layer: LayerPlan) -> Spread | None:
+        """Return how the layer's channels spread, or None where that is not known."""
+        if self.maps is None:
+            return Spread() if layer.before == layer.after else None
+        if layer.name in self.maps.unknown:
+            return None
+        return self.maps.spreads.get(layer.name, Spread())
+
+    def _followers(self) -> dict[int, Tensor]:
+        """Make the new tensors of modules that stay."""
+        names = {id(module): name for name, module in self.model.named_modules()}
+        replaced = {id(self.sites[layer.name].module) for layer in self.plan.converted}
+        made: dict[int, Tensor] = {}
+        for resize in self.plan.resizes:
+            module, key = owner_of(self.model, resize.name)
+            if id(module) in replaced:
+                continue
+            old = held(module, key)
+            assert old is not None
+            new = self._follower(names[id(module)], old, resize).detach().to(old.dtype).clone()
+            made[id(old)] = (
+                nn.Parameter(new, requires_grad=old.requires_grad)
+                if isinstance(old, nn.Parameter)
+                else new
+            )
+        return made
+
+    def _follower(self, name: str, old: Tensor, resize: Resize) -> Tensor:
+        """Return what a tensor of the module ``name`` becomes."""
+        maps, result = self.maps, self.result
+        if self.structure_only:
+            return old.new_empty(resize.after, device="meta")
+        if maps is not None and resize.name in maps.follows and name not in maps.fresh:
+            return maps.follows[resize.name].apply(old)
+        layer = self.plan.layer(name) if name in self.sites else None
+        if layer is not None and layer.action == "widened":
+            spread = self._spread(layer)
+            if spread is not None:
+                site, key = self.sites[name], resize.name.rpartition(".")[2]
+                return site.kind.spread(site.module, spread)[key].contiguous()
+            self.fresh[name] = None
+            result.random[name] = maps.unknown.get(name, "") if maps else "as asked"
+            return old.new_zeros(resize.after)
+        if maps is None or name in maps.fresh:
+            self.fresh[name] = None
+            if maps is not None:
+                result.random[name] = maps.fresh[name]
+        return Follow(in_place(resize.before, resize.after)).apply(old)
 
 
 def too_large(site: Site, layer: LayerPlan) -> str | None:
     """Return why a widened layer's weight is not built to be fitted, or None."""
-    widened = layer.inputs[0] != layer.inputs[1] or layer.outputs[0] != layer.outputs[1]
-    size = site.kind.params(site.module, (layer.inputs[1], layer.outputs[1]))
-    if not widened or size <= LARGEST:
+    size = site.kind.params(site.module, layer.after)
+    if layer.before == layer.after or size <= LARGEST:
         return None
     return f"its widened weight of {size / 1e9:.1f} billion numbers is too large to be built"
 
@@ -262,82 +316,3 @@ def _fill(layer: LayerPlan, site: Site, twin: nn.Module, spread: Spread) -> floa
             allowed=problem.allowed,
             fix=problem.fix,
         ) from None
-
-
-def _spread(layer: LayerPlan, maps: ChannelMaps | None) -> Spread | None:
-    """Return how the layer's channels spread, or None where that is not known."""
-    if maps is None:
-        same = layer.inputs[0] == layer.inputs[1] and layer.outputs[0] == layer.outputs[1]
-        return Spread() if same else None
-    if layer.name in maps.unknown:
-        return None
-    return maps.spreads.get(layer.name, Spread())
-
-
-def _followers(
-    model: nn.Module,
-    plan: Plan,
-    sites: Mapping[str, Site],
-    maps: ChannelMaps | None,
-    structure_only: bool,
-    tensors: dict[int, Tensor],
-    result: Converted,
-) -> list[str]:
-    """Make the new tensors of modules that stay; return the modules that must start afresh."""
-    names = {id(module): name for name, module in model.named_modules()}
-    replaced = {id(sites[layer.name].module) for layer in plan.converted}
-    spread_by_module: dict[int, dict[str, Tensor]] = {}
-    fresh: dict[str, None] = {}
-    for resize in plan.resizes:
-        module, key = owner_of(model, resize.name)
-        if id(module) in replaced:
-            continue
-        old = held(module, key)
-        if old is None or tuple(old.shape) != resize.before:
-            shape = None if old is None else tuple(old.shape)
-            raise _mismatch(resize.name, f"shape {shape}", f"shape {resize.before}, as planned")
-        name = names[id(module)]
-        if structure_only:
-            new = old.new_empty(resize.after, device="meta")
-        elif maps is not None and resize.name in maps.follows and name not in maps.fresh:
-            new = maps.follows[resize.name].apply(old)
-        elif name in sites and (layer := plan.layer(name)) and layer.action == "widened":
-            spread = _spread(layer, maps)
-            if spread is None:
-                fresh[name] = None
-                result.random[name] = maps.unknown.get(name, "") if maps else "as asked"
-                new = old.new_zeros(resize.after)
-            else:
-                wide = spread_by_module.setdefault(
-                    id(module), sites[name].kind.spread(module, spread)
-                )
-                new = wide[key].contiguous()
-        else:
-            if maps is None and _resets(module):
-                fresh[name] = None
-            elif maps is not None and name in maps.fresh:
-                fresh[name] = None
-                result.random[name] = maps.fresh[name]
-            new = Follow(in_place(resize.before, resize.after)).apply(old)
-        new = new.detach().to(old.dtype).clone()
-        tensors[id(old)] = (
-            nn.Parameter(new, requires_grad=old.requires_grad)
-            if isinstance(old, nn.Parameter)
-            else new
-        )
-    return list(fresh)
-
-
-def _resets(module: nn.Module) -> bool:
-    """Return whether a follower of a randomly started model starts afresh as well."""
-    return callable(getattr(module, "reset_parameters", None))
-
-
-def _new_parameters(model: nn.Module, plan: Plan) -> tuple[str, ...]:
-    twins = tuple(f"{layer.name}." for layer in plan.converted)
-    resized = {resize.name for resize in plan.resizes}
-    return tuple(
-        name
-        for name, _ in model.named_parameters()
-        if name in resized or name.startswith(twins or ("\0",))
-    )

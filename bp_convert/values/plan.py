@@ -59,6 +59,16 @@ class LayerPlan(Value):
     sensitivity: float | None = None
 
     @property
+    def before(self) -> tuple[int, int]:
+        """The widths of its input and output that it had."""
+        return self.inputs[0], self.outputs[0]
+
+    @property
+    def after(self) -> tuple[int, int]:
+        """The widths that it gets."""
+        return self.inputs[1], self.outputs[1]
+
+    @property
     def rank(self) -> int | None:
         """The most Kronecker terms of its matrices; None unless replaced."""
         return max((spec.rank for spec in self.factors.values()), default=None)

@@ -135,9 +135,7 @@ def in_dtype(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
 
 
 def _widened(plan: Plan) -> bool:
-    ends = [pair for layer in plan.layers for pair in (layer.inputs, layer.outputs)]
-    ends_differ = any(before != after for before, after in ends)
-    return ends_differ or any(one.before != one.after for one in plan.resizes)
+    return any(one.before != one.after for one in (*plan.layers, *plan.resizes))
 
 
 def _copy(old: Tensor, new: Tensor | None) -> bool:
