@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import bp_convert
 from benchmarks.clock import machine
 from benchmarks.real_models import minilm
-from bp_convert.files import arch_factory
+from bp_convert.files.arch import arch_factory
 from bp_convert.graph.walk import walk
 from bp_convert.kinds import Spread
 from bp_convert.kron.als import low_rank

@@ -17,7 +17,7 @@ from bp_convert.counting import recount
 from bp_convert.data import Data, Examples, Uses, examples_for, split_for
 from bp_convert.errors import PlanError
 from bp_convert.evaluation import Scorer
-from bp_convert.files import Loaded, load_model
+from bp_convert.files.read_model import Loaded, load_model
 from bp_convert.fitting import fit_to_data
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import SampleInputs, device_of, given_sample

@@ -9,20 +9,13 @@ from pydantic import ValidationError
 from torch import nn
 
 from bp_convert.errors import CheckpointError, PlanError
-from bp_convert.files import (
-    ConvertedFile,
-    arch_factory,
-    fill,
-    gone,
-    is_converted,
-    load_model,
-    read_back,
-    read_converted,
-    save_converted,
-    write_text,
-)
-from bp_convert.files import save_dense as _save_dense
-from bp_convert.files.atomic import Prove
+from bp_convert.files.arch import arch_factory, gone
+from bp_convert.files.atomic import Prove, write_text
+from bp_convert.files.converted import ConvertedFile, is_converted, read_converted, save_converted
+from bp_convert.files.converted import save_dense as _save_dense
+from bp_convert.files.entries import fill
+from bp_convert.files.read_model import load_model
+from bp_convert.files.reread import read_back
 from bp_convert.graph.clone import plain_clone
 from bp_convert.graph.running import evaluating
 from bp_convert.pickles.guard import guard, unguard

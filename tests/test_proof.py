@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 import bp_convert
 from bp_convert.cli.app import app
 from bp_convert.errors import VerificationError
-from bp_convert.files import atomic, read_back
+from bp_convert.files import atomic
+from bp_convert.files.reread import read_back
 from bp_convert.proof import Proof
 from bp_convert.storage import save_dense
 
@@ -245,7 +246,8 @@ def test_reading_back_needs_no_second_copy_of_a_large_model(tmp_path: Path) -> N
 import resource
 import torch
 from torch import nn
-from bp_convert.files import read_back, save_dense
+from bp_convert.files.converted import save_dense
+from bp_convert.files.reread import read_back
 model = nn.Linear(5000, 5000)
 path = {str(tmp_path / "big.pt")!r}
 from pathlib import Path

@@ -17,7 +17,7 @@ from bp_convert.batch.identity import Task
 from bp_convert.batch.onlooker import failure
 from bp_convert.errors import BpConvertError
 from bp_convert.faults import Trail, of_the_machine
-from bp_convert.files import write_text
+from bp_convert.files.atomic import write_text
 from bp_convert.run.job import Given, run
 from bp_convert.run.written import Outputs
 from bp_convert.values.outcome import Outcome

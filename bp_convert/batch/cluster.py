@@ -15,7 +15,7 @@ from bp_convert.batch.folders import LOG, Results
 from bp_convert.batch.identity import Task
 from bp_convert.batch.onlooker import Onlooker, failure
 from bp_convert.errors import RecipeError
-from bp_convert.files import write_text
+from bp_convert.files.atomic import write_text
 from bp_convert.values.outcome import Outcome
 from bp_convert.values.progress import unheard
 

@@ -12,8 +12,7 @@ from filelock import FileLock
 
 from bp_convert.batch.folders import Results
 from bp_convert.errors import CheckpointError
-from bp_convert.files import write_text
-from bp_convert.files.atomic import write_all
+from bp_convert.files.atomic import write_all, write_text
 from bp_convert.run.learning import learn, seeded, split_of
 from bp_convert.run.opening import SourceModel, opened
 from bp_convert.run.written import Outputs

@@ -17,7 +17,7 @@ from bp_convert.batch.folders import LOG, Results
 from bp_convert.batch.identity import Task
 from bp_convert.batch.onlooker import Onlooker, failure
 from bp_convert.batch.worker import work
-from bp_convert.files import write_text
+from bp_convert.files.atomic import write_text
 from bp_convert.values.outcome import Outcome
 
 BREATH = 0.2  # seconds

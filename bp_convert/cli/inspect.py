@@ -44,7 +44,7 @@ def inspect(
         )
         check_model(model)
         from bp_convert import pipeline
-        from bp_convert.files import is_converted
+        from bp_convert.files.converted import is_converted
         from bp_convert.reporting import report_of
         from bp_convert.storage import plan_of
 
@@ -68,7 +68,7 @@ def inspect(
 
 def _show_weights(model: Path, *, quiet: bool, json_only: bool) -> bool:
     """Show the tensors of a file that holds weights and no model; return False for any other."""
-    from bp_convert.files import ARCH_FORMS
+    from bp_convert.files.arch import ARCH_FORMS
     from bp_convert.files.listing import weights_alone
     from bp_convert.render.terminal import shown_weights, weights_line
     from bp_convert.values.text import as_json

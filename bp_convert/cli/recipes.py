@@ -191,7 +191,7 @@ def _check_whole(model: Path, arch: str | None) -> None:
     """Refuse to begin with a file that holds weights alone, without what they belong to."""
     if arch is not None or not model.is_file():
         return
-    from bp_convert.files import ARCH_FORMS
+    from bp_convert.files.arch import ARCH_FORMS
     from bp_convert.files.listing import weights_alone
 
     if weights_alone(model) is not None:

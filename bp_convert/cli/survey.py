@@ -159,7 +159,7 @@ def sweep(
         for path in files.values():
             Outputs(model=path, force=force).check()
         from bp_convert import studies
-        from bp_convert.files import check_writable
+        from bp_convert.files.writable import check_writable
         from bp_convert.run.learning import split_of
         from bp_convert.run.opening import opened
 

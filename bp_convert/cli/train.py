@@ -128,7 +128,7 @@ def finetune(
             result_at(goal if first else None, trust=trust, force=force) as file,
             progress_shown(trail, quiet=quiet or json_only or not first, left=True) as progress,
         ):
-            from bp_convert.files import check_writable
+            from bp_convert.files.writable import check_writable
             from bp_convert.run.opening import any_model, tokenizer_in
             from bp_convert.training import finetune as train
             from bp_convert.training import leave

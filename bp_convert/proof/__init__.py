@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import nn
 
 from bp_convert.errors import VerificationError
+from bp_convert.files.atomic import Prove
+from bp_convert.files.reread import bits_of, compare, read_back
 from bp_convert.proof.helper import give_back, take
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from bp_convert.files.atomic import Prove
 
 TIMEOUT = 1800  # seconds for loading one file
 
@@ -27,15 +26,12 @@ class Proof:
         self.timeout = timeout
         self.notes: list[str] = []
         self._helper = take()
-        self._waiting = False
 
     def __enter__(self) -> Proof:
         return self
 
     def __exit__(self, *details: object) -> None:
         if self._helper is not None:
-            if self._waiting:  # for an answer that nobody reads any more
-                self._helper.end()
             give_back(self._helper)
 
     def of(
@@ -55,9 +51,6 @@ class Proof:
         """
 
         def prove(places: Sequence[Path]) -> None:
-            from bp_convert.files import read_back
-            from bp_convert.files.reread import bits_of, compare
-
             task = {
                 "places": [str(one.resolve()) for one in places],
                 "trust": [
@@ -67,14 +60,20 @@ class Proof:
             }
             if self._helper is not None:
                 self._helper.ask(task)
-                self._waiting = True
             expected = bits_of(model)  # while the other process loads
             answer = self._answer()
             if answer is None:  # a process that died says nothing about the file
                 read_back(model, path, trust=trust)(places)
                 return
             if "error" in answer:
-                raise _unreadable(path, answer["error"])
+                where, found, allowed, fix = answer["error"]
+                raise VerificationError(
+                    where=str(path),
+                    found="a fresh process cannot load the file as it was written: "
+                    f"{where}: {found}; it was removed",
+                    allowed=allowed,
+                    fix=fix,
+                )
             compare(path, expected, answer["bits"])
 
         return prove
@@ -86,20 +85,7 @@ class Proof:
                 return self._helper.answer(self.timeout)
             except ProcessLookupError as problem:
                 reason = str(problem)
-            finally:
-                self._waiting = False
         self.notes.append(
             f"the file was read back in this process alone; not in a fresh one, for {reason}"
         )
         return None
-
-
-def _unreadable(path: Path, error: Sequence[str]) -> VerificationError:
-    where, found, allowed, fix = error
-    return VerificationError(
-        where=str(path),
-        found=f"a fresh process cannot load the file as it was written: {where}: {found}; it was "
-        "removed",
-        allowed=allowed,
-        fix=fix,
-    )

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from bp_convert.errors import BpConvertError
-from bp_convert.files import is_converted, load_model, read_converted
+from bp_convert.files.converted import is_converted, read_converted
+from bp_convert.files.read_model import load_model
 from bp_convert.files.reread import bits_of, digests
 from bp_convert.storage import restored
 

@@ -24,6 +24,7 @@ class Helper:
 
     def __init__(self) -> None:
         self.owner = os.getpid()
+        self.waiting = False  # for an answer
         self.process = subprocess.Popen(
             # -P: nothing is imported from the folder in which it happens to stand.
             [sys.executable, "-P", "-m", "bp_convert.proof"],
@@ -38,12 +39,13 @@ class Helper:
 
     def ready(self) -> bool:
         """Return whether this process may ask it."""
-        return self.owner == os.getpid() and self.process.poll() is None
+        return self.owner == os.getpid() and not self.waiting and self.process.poll() is None
 
     def ask(self, task: dict[str, Any]) -> None:
         """Put a question; it is answered while this process goes on."""
         task = {**task, "path": _path(), "environment": dict(os.environ)}
         assert self.process.stdin is not None
+        self.waiting = True
         with contextlib.suppress(OSError):
             self.process.stdin.write(json.dumps(task) + "\n")
             self.process.stdin.flush()
@@ -61,6 +63,7 @@ class Helper:
         reader = threading.Thread(target=lambda: lines.append(output.readline()), daemon=True)
         reader.start()
         reader.join(timeout)
+        self.waiting = False
         if reader.is_alive():
             self.end()
             reader.join()

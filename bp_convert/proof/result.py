@@ -4,31 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from bp_convert.files import check_writable
+from bp_convert.files.writable import check_writable
 from bp_convert.proof import Proof
 from bp_convert.storage import is_marked, save, save_dense
 
 
+@dataclass(frozen=True)
 class ResultFile:
     """The model file that will be written: refused before the work, proven after it.
 
-    Args:
+    Attributes:
         goal: where it goes.
         proof: a process that will load it.
         trust: packages and files whose code may run.
         force: an older file may be replaced.
     """
 
-    def __init__(self, goal: Path, proof: Proof, trust: Sequence[str] | None, force: bool) -> None:
-        self.goal = goal
-        self.proof = proof
-        self.trust = tuple(trust or ())
-        self.force = force
+    goal: Path
+    proof: Proof
+    trust: tuple[str, ...]
+    force: bool
 
     def write(
         self, model: nn.Module, arch: str | None = None, source: Path | None = None
@@ -69,4 +70,4 @@ def result_at(
         yield None
         return
     with Proof() as proof:
-        yield ResultFile(goal, proof, trust, force)
+        yield ResultFile(goal, proof, tuple(trust or ()), force)

@@ -13,7 +13,9 @@ from bp_convert.counting import count_bytes, count_params
 from bp_convert.data import Examples, Split
 from bp_convert.errors import VerificationError
 from bp_convert.evaluation import Scorer
-from bp_convert.files import check_writable, save_weights, write_text
+from bp_convert.files.atomic import write_text
+from bp_convert.files.converted import save_weights
+from bp_convert.files.writable import check_writable
 from bp_convert.graph.running import evaluating
 from bp_convert.planner import Planned
 from bp_convert.proof.result import result_at

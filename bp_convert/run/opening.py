@@ -10,7 +10,8 @@ from torch import nn
 
 from bp_convert import pipeline
 from bp_convert.errors import PlanError
-from bp_convert.files import arch_factory, is_converted, read_converted
+from bp_convert.files.arch import arch_factory
+from bp_convert.files.converted import is_converted, read_converted
 from bp_convert.graph.running import same_draws
 from bp_convert.run.written import is_architecture
 from bp_convert.storage import load

@@ -19,7 +19,9 @@ import torch
 from torch import nn
 
 from bp_convert.errors import CheckpointError
-from bp_convert.files import arch_factory, load_model, needs_trust, read_converted, save_converted
+from bp_convert.files.arch import arch_factory
+from bp_convert.files.converted import needs_trust, read_converted, save_converted
+from bp_convert.files.read_model import load_model
 from bp_convert.pickles.admit import admit
 from tests.files.crafted import call, text, torch_file, whole
 

@@ -14,7 +14,8 @@ from torch import nn
 
 import bp_convert
 from bp_convert.errors import CheckpointError
-from bp_convert.files import arch_factory, load_model
+from bp_convert.files.arch import arch_factory
+from bp_convert.files.read_model import load_model
 
 SCRIPT = """
 from torch import nn

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from bp_convert.errors import CheckpointError
-from bp_convert.files import check_output, save_converted, save_dense, write_text
-from bp_convert.files.atomic import write_all
+from bp_convert.files.atomic import check_output, write_all, write_text
+from bp_convert.files.converted import save_converted, save_dense
 
 
 def save(path: Path, force: bool = False, width: int = 2) -> None:
@@ -91,7 +91,7 @@ import resource, signal
 from pathlib import Path
 from torch import nn
 from bp_convert.errors import CheckpointError
-from bp_convert.files import save_converted
+from bp_convert.files.converted import save_converted
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 for name in ("out.pt", "out.safetensors"):

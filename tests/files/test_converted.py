@@ -13,16 +13,15 @@ import torchvision
 from torch import Tensor, nn
 
 from bp_convert.errors import CheckpointError
-from bp_convert.files import (
-    fill,
+from bp_convert.files.converted import (
     is_converted,
-    load_model,
     needs_trust,
     read_converted,
     save_converted,
     save_dense,
 )
-from bp_convert.files.entries import split_ties
+from bp_convert.files.entries import fill, split_ties
+from bp_convert.files.read_model import load_model
 from bp_convert.graph.clone import all_weights
 from bp_convert.layers import BPConv2d, BPLinear
 
@@ -137,7 +136,8 @@ def test_a_fresh_process(tmp_path: Path) -> None:
     x = torch.randn(1, 3, 64, 64)
     torch.save({"x": x, "y": model(x)}, tmp_path / "io.pt")
     code = (
-        "import torch; from bp_convert.files import read_converted; torch.set_num_threads(1)\n"
+        "import torch; from bp_convert.files.converted import read_converted\n"
+        "torch.set_num_threads(1)\n"
         "io = torch.load('io.pt'); m = read_converted('out.pt').skeleton\n"
         "torch.testing.assert_close(m(io['x']), io['y'])"
     )

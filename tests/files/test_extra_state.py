@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.errors import CheckpointError
-from bp_convert.files import fill, load_model, read_converted, save_converted
-from bp_convert.files.entries import whole_state
+from bp_convert.files.converted import read_converted, save_converted
+from bp_convert.files.entries import fill, whole_state
+from bp_convert.files.read_model import load_model
 from bp_convert.files.reread import digests
 
 

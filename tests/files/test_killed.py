@@ -14,7 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bp_convert.files import load_model, read_back, read_converted, save_converted, save_dense
+from bp_convert.files.converted import read_converted, save_converted, save_dense
+from bp_convert.files.read_model import load_model
+from bp_convert.files.reread import read_back
 
 KILLS = int(os.environ.get("BP_CONVERT_TEST_KILLS", "12"))
 CONTEXT = multiprocessing.get_context("forkserver")

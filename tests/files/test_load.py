@@ -18,7 +18,7 @@ from torch import nn
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from bp_convert.errors import CheckpointError
-from bp_convert.files import load_model
+from bp_convert.files.read_model import load_model
 from bp_convert.layers import BPConv2d, BPEmbedding, BPLinear
 from bp_convert.models import MODELS, build
 from bp_convert.pickles.admit import admit
@@ -297,7 +297,7 @@ def test_training_objects_in_a_checkpoint_are_not_needed(
 
 
 def test_a_converted_file_is_said_to_be_one(tmp_path: Path) -> None:
-    from bp_convert.files import save_converted
+    from bp_convert.files.converted import save_converted
 
     for name in ("out.pt", "out.safetensors"):
         path = tmp_path / name

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from bp_convert.errors import CheckpointError
-from bp_convert.files import load_model
+from bp_convert.files.read_model import load_model
 from bp_convert.files.sniff import FileKind, file_kind
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import bp_convert
-from bp_convert.files import check_writable
+from bp_convert.files.writable import check_writable
 
 transformers = pytest.importorskip("transformers")
 

@@ -17,7 +17,9 @@ from torch import nn
 
 import bp_convert
 from bp_convert.errors import CheckpointError
-from bp_convert.files import check_writable, read_back, save_converted
+from bp_convert.files.converted import save_converted
+from bp_convert.files.reread import read_back
+from bp_convert.files.writable import check_writable
 from tests.files import odd_models
 from tests.files.odd_models import MODELS, Calls, Holds, Outer
 
@@ -183,7 +185,7 @@ def test_a_class_of_a_trusted_script_is_told_by_its_file(
     assert needed == (str(script),)
     write(tmp_path / "out.pt", loaded)
     code = (
-        "import sys; from bp_convert.files import read_converted\n"
+        "import sys; from bp_convert.files.converted import read_converted\n"
         "print(type(read_converted('out.pt', trust=sys.argv[1:]).skeleton).__name__)"
     )
     done = subprocess.run(
@@ -197,7 +199,7 @@ def test_hooks_of_a_loaded_model_are_not_overwritten(tmp_path: Path) -> None:
     """torch numbers hooks from 0 in every process."""
     write(tmp_path / "out.pt", odd_models.two_hooked())
     code = (
-        "import torch; from bp_convert.files import read_converted\n"
+        "import torch; from bp_convert.files.converted import read_converted\n"
         "model = read_converted('out.pt', trust=['tests']).skeleton\n"
         "model[0].register_forward_pre_hook(lambda m, a: None)\n"
         "print(len(model[0]._forward_pre_hooks))"
