@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from bp_convert.training.engine import as_shard
@@ -45,22 +44,16 @@ class Average:
 
     def put(self) -> None:
         """Let the model have the average for good."""
-        _copy(self._kept.parameters(), self._live)
+        _copy(self.tensors, self._live)
 
     @property
-    def held(self) -> int:
-        """Bytes of the averages."""
-        return sum(one.numel() * one.element_size() for one in self._kept.parameters())
-
-    def state(self) -> list[Tensor]:
-        """Return copies of the averages, on the CPU and whole."""
-        kept = [one.detach() for one in self._kept.parameters()]
-        return [(v.full_tensor() if isinstance(v, DTensor) else v).cpu().clone() for v in kept]
+    def tensors(self) -> list[Tensor]:
+        """The averages."""
+        return [one.detach() for one in self._kept.parameters()]
 
     def load(self, state: list[Tensor]) -> None:
-        """Put averages back."""
-        kept = list(self._kept.parameters())
-        _copy((as_shard(one, like) for one, like in zip(state, kept, strict=True)), kept)
+        """Put averages back that were copied whole."""
+        _copy(map(as_shard, state, self.tensors), self.tensors)
 
 
 @torch.no_grad()

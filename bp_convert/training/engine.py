@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -30,12 +28,23 @@ from bp_convert.values.training import Training
 WHOLE = StateDictOptions(full_state_dict=True)  # each process gives all of a state
 
 
-class Engine:
+class Engine(Accelerator):  # type: ignore[misc]
     """One run's Accelerator, and what sharding changes about it.
+
+    Attributes:
+        place: which process this is.
+        model: the user's module, which accelerate changes in place.
+        wrapped: what is called in training: the same, or what exchanges its gradients.
+        raw_optimizer, optimizer: the optimiser, and what accelerate made of it.
 
     Raises:
         TrainingError: the precision or sharding asked for is not to be had here.
     """
+
+    model: nn.Module
+    wrapped: nn.Module
+    raw_optimizer: torch.optim.Optimizer
+    optimizer: Any
 
     def __init__(self, settings: Training) -> None:
         AcceleratorState._reset_state()  # one run's precision must not bind the next
@@ -48,39 +57,16 @@ class Engine:
             )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self.accelerator = Accelerator(
-                mixed_precision=settings.precision, cpu=not torch.cuda.is_available()
-            )
+            super().__init__(mixed_precision=settings.precision, cpu=not torch.cuda.is_available())
+        self.place = Place(self.process_index, self.num_processes)
         self.sharded = settings.shard
-        if self.sharded and self.world == 1:
+        if self.sharded and self.place.world == 1:
             raise TrainingError(
                 where="shard=true",
                 found="one process",
                 allowed="several processes",
                 fix="start it with torchrun --nproc_per_node N -m bp_convert finetune ...",
             )
-        self.model: nn.Module
-        self.optimizer: Any
-
-    @property
-    def world(self) -> int:
-        """Number of processes."""
-        return int(self.accelerator.num_processes)
-
-    @property
-    def place(self) -> Place:
-        """Which process this is."""
-        return Place(self.accelerator.process_index, self.world)
-
-    @property
-    def main(self) -> bool:
-        """Whether this process writes files and speaks."""
-        return bool(self.accelerator.is_main_process)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model is trained."""
-        return torch.device(self.accelerator.device)
 
     def place_model(self, model: nn.Module) -> None:
         """Move a model to its device, and shard it where that is asked; before the optimiser is
@@ -93,51 +79,38 @@ class Engine:
             # One unit: a layer sharded for itself gives wrong gradients where an in-place
             # activation follows it, and its weights may be read without it being called.
             fully_shard(model, reshard_after_forward=True)
-        self.inner = model
+        self.model = model
 
-    def prepare(self, optimizer: torch.optim.Optimizer) -> None:
+    def wrap(self, optimizer: torch.optim.Optimizer) -> None:
         """Take over the model that was placed, and its optimiser."""
         self.raw_optimizer = optimizer
-        self.model = self.inner
+        self.wrapped = self.model
         if not self.sharded:
-            self.model = self.accelerator.prepare_model(self.inner)
-            alone = isinstance(self.model, nn.parallel.DistributedDataParallel) != (self.world > 1)
-            assert not alone, "processes would train each for itself"
-        self.optimizer = self.accelerator.prepare_optimizer(optimizer, device_placement=False)
+            self.wrapped = self.prepare_model(self.model)
+            together = isinstance(self.wrapped, nn.parallel.DistributedDataParallel)
+            assert together == (self.place.world > 1), "processes would train each for itself"
+        self.optimizer = self.prepare_optimizer(optimizer, device_placement=False)
 
     def release(self) -> nn.Module:
-        """Return the model as it was before ``prepare``, with all weights of it."""
-        if self.sharded:
-            return self.inner
-        found: nn.Module = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
-        _unmark(found)
-        return found
+        """Return the model as it was before ``wrap``."""
+        if not self.sharded:
+            self.unwrap_model(self.wrapped, keep_fp32_wrapper=False)
+            _unmark(self.model)
+        return self.model
 
-    def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the context in which forward passes run."""
-        context: contextlib.AbstractContextManager[Any] = self.accelerator.autocast()
-        return context
-
-    @contextlib.contextmanager
-    def quiet_gradients(self, last: bool) -> Iterator[None]:
+    def quiet_gradients(self, last: bool) -> contextlib.AbstractContextManager[None]:
         """Exchange gradients between processes only in the last pass of a step."""
         if self.sharded:
-            self.inner.set_requires_gradient_sync(last)  # type: ignore[operator]
-            yield
-        elif last or self.world == 1:
-            yield
-        else:
-            with self.accelerator.no_sync(self.model):
-                yield
-
-    def backward(self, loss: Tensor) -> None:
-        """Add a loss's gradients."""
-        self.accelerator.backward(loss)
+            self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
+        quiet: contextlib.AbstractContextManager[None] = (
+            contextlib.nullcontext() if self.sharded or last else self.no_sync(self.wrapped)
+        )
+        return quiet
 
     def norm(self, clip: float | None) -> float:
         """Clip the gradients; return their norm before."""
-        self.accelerator.unscale_gradients(self.optimizer)
-        parameters = [p for group in self.raw_optimizer.param_groups for p in group["params"]]
+        self.unscale_gradients(self.optimizer)
+        parameters = self._trained()
         gradients = [p.grad for p in parameters if p.grad is not None]
         found: Tensor = torch.nn.utils.get_total_norm(gradients)
         if isinstance(found, DTensor):
@@ -146,27 +119,13 @@ class Engine:
             torch.nn.utils.clip_grads_with_norm_(parameters, clip, found)
         return float(found)
 
-    @property
-    def skipped(self) -> bool:
-        """Whether the last step was left out because fp16 gradients overflowed."""
-        return bool(self.accelerator.optimizer_step_was_skipped)
-
     def mean(self, value: float, weight: float = 1.0) -> float:
         """Return the weighted mean over processes."""
-        if self.world == 1:
+        if self.place.world == 1:
             return value
         pair = torch.tensor([value * weight, weight], dtype=torch.float64, device=self.device)
-        total: Tensor = self.accelerator.reduce(pair, "sum")
+        total: Tensor = self.reduce(pair, "sum")
         return float(total[0] / total[1])
-
-    def wait(self) -> None:
-        """Wait for the other processes."""
-        self.accelerator.wait_for_everyone()
-
-    def gathered(self, value: Any) -> list[Any]:
-        """Return every process's value."""
-        found: list[Any] = gather_object([value])
-        return found
 
     def any(self, value: bool) -> bool:
         """Return whether it is true in any process."""
@@ -174,47 +133,32 @@ class Engine:
 
     def weights(self) -> dict[str, Any]:
         """Return the model's whole state, on the CPU, as a copy; every process takes part."""
-        return _on_cpu(self.bare.state_dict())
+        found: dict[str, Any] = on_cpu(self.model.state_dict())
+        return found
 
     def set_weights(self, state: dict[str, Any]) -> None:
         """Put a whole state into the model."""
         if self.sharded:
-            set_model_state_dict(self.inner, state, options=WHOLE)
+            set_model_state_dict(self.model, state, options=WHOLE)
         else:
-            self.bare.load_state_dict(state)
-
-    def optimizer_state(self) -> dict[str, Any]:
-        """Return the optimiser's whole state, on the CPU; every process takes part."""
-        return _on_cpu(self.raw_optimizer.state_dict())
+            self.model.load_state_dict(state)
 
     def set_optimizer_state(self, state: dict[str, Any]) -> None:
         """Put a whole state into the optimiser."""
-        if self.sharded:
-            names = {id(p): name for name, p in self.inner.named_parameters()}
-            groups = self.raw_optimizer.param_groups
-            order = [names[id(p)] for group in groups for p in group["params"]]
-            named = [
-                {**one, "params": [order[i] for i in one["params"]]}
-                for one in state["param_groups"]
-            ]
-            parts = {order[i]: one for i, one in state["state"].items()}
-            state = {"state": parts, "param_groups": named}
-            set_optimizer_state_dict(self.inner, self.raw_optimizer, state, options=WHOLE)
-        else:
+        if not self.sharded:
             self.raw_optimizer.load_state_dict(state)
+            return
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        order = [names[id(p)] for p in self._trained()]
+        named = [
+            {**one, "params": [order[i] for i in one["params"]]} for one in state["param_groups"]
+        ]
+        parts = {order[i]: one for i, one in state["state"].items()}
+        whole: dict[str, Any] = {"state": parts, "param_groups": named}
+        set_optimizer_state_dict(self.model, self.raw_optimizer, whole, options=WHOLE)
 
-    @property
-    def bare(self) -> nn.Module:
-        """The user's module inside what accelerate made of it."""
-        model = self.model
-        found = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-        assert isinstance(found, nn.Module)
-        return found
-
-    @property
-    def scaler(self) -> Any:
-        """The scaler of fp16 losses, or None."""
-        return self.accelerator.scaler
+    def _trained(self) -> list[Tensor]:
+        return [p for group in self.raw_optimizer.param_groups for p in group["params"]]
 
 
 def _unmark(model: nn.Module) -> None:
@@ -237,8 +181,8 @@ def as_shard(value: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(there, like.device_mesh, like.placements)
 
 
-def _on_cpu(state: Any) -> dict[str, Any]:
-    """Copy nested plain values; tensors go to the CPU, tied ones stay tied."""
+def on_cpu(state: Any) -> Any:
+    """Copy nested plain values; tensors go to the CPU whole, tied ones stay tied."""
     known: dict[tuple[int, int, Any], Tensor] = {}
 
     def copy(value: Any) -> Any:
@@ -255,5 +199,4 @@ def _on_cpu(state: Any) -> dict[str, Any]:
             return type(value)(copy(one) for one in value)
         return value
 
-    found: dict[str, Any] = copy(state)
-    return found
+    return copy(state)

@@ -96,7 +96,8 @@ def finetune(
         )
     _check_dtypes(model)
     with told(progress) as tell, Aside(given.seed):
-        trainer = Trainer(model, teacher, given, folder, resume, tell)
+        home = None if folder is None else Path(folder)
+        trainer = Trainer(model, teacher, given, home, resume, tell)
         if split is None:
             uses = Uses(
                 learn=source,
@@ -105,14 +106,14 @@ def finetune(
                 fitted=frozenset(fitted),
                 left_out=frozenset(scored),
             )
-            alone = trainer.engine.accelerator.main_process_first
+            alone = trainer.engine.main_process_first
             with alone() if download else contextlib.nullcontext():
                 split = split_for(
                     model,
                     uses,
                     Settings(inputs=_inputs(model, inputs)),
                     tokenizer=tokenizer,
-                    download=download and trainer.engine.main,
+                    download=download and trainer.engine.is_main_process,
                 )
         return trainer.train(split, metric)
 

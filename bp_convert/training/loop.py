@@ -5,20 +5,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from bp_convert.randomness import random_state, set_random_state
 from bp_convert.training.average import Average
 from bp_convert.training.checkpoints import Checkpoints
-from bp_convert.training.engine import Engine
+from bp_convert.training.engine import Engine, on_cpu
 from bp_convert.training.feed import Feed, Micro, groups
 from bp_convert.training.loss import Objective
 from bp_convert.training.matching import LayerPairs
-from bp_convert.training.memory import held_by, held_by_optimizer, measured
+from bp_convert.training.memory import bytes_of, held_by, held_by_optimizer, measured
 from bp_convert.training.run_log import RunLog
 from bp_convert.training.trouble import Watchdog, diagnose, diverged
 from bp_convert.training.validation import Validation, taught, to_device
@@ -46,45 +48,34 @@ class State:
     losses: list[float] = field(default_factory=list)
 
 
+@dataclass
 class Loop:
     """A run.
 
-    Args:
+    Attributes:
         about: what a checkpoint must agree on with the run that goes on from it.
+        peak: bytes of a step, once measured.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        settings: Training,
-        feed: Feed,
-        objective: Objective,
-        schedule: Any,
-        steps: int,
-        *,
-        validation: Validation | None,
-        teacher: nn.Module | None,
-        pairs: LayerPairs | None,
-        average: Average | None,
-        log: RunLog,
-        checkpoints: Checkpoints | None,
-        about: Mapping[str, Any],
-    ) -> None:
-        self.engine, self.settings, self.feed = engine, settings, feed
-        self.objective, self.schedule, self.steps = objective, schedule, steps
-        self.validation, self.teacher, self.pairs, self.average = (
-            validation,
-            teacher,
-            pairs,
-            average,
-        )
-        self.log, self.checkpoints, self.about = log, checkpoints, dict(about)
-        self.state = State()
-        self.logdog = Watchdog()
-        self.peak: int | None = None
-        self._written = time.monotonic()
-        self._first = -1  # the first step of this part of the run
-        self._spent = 0.0  # seconds in steps
+    engine: Engine
+    settings: Training
+    feed: Feed
+    objective: Objective
+    schedule: Any
+    steps: int
+    validation: Validation | None
+    teacher: nn.Module | None
+    pairs: LayerPairs | None
+    average: Average | None
+    log: RunLog
+    checkpoints: Checkpoints | None
+    about: dict[str, Any]
+    state: State = field(default_factory=State)
+    logdog: Watchdog = field(default_factory=Watchdog)
+    peak: int | None = None
+    _written: float = field(default_factory=time.monotonic)
+    _first: int = -1  # the first step of this part of the run
+    _spent: float = 0.0  # seconds in steps
 
     def run(self) -> None:
         """Train until the steps are done or nothing gets better.
@@ -121,13 +112,12 @@ class Loop:
                     self.write()
                 if state.stopped:
                     break
-        if self.validation is not None and state.best_weights is not None:
+        if state.best_weights is not None:  # there was a validation
             self.engine.set_weights(state.best_weights)
-        elif self.average is not None:
-            state.best_step = state.step
+            return
+        state.best_step = state.step
+        if self.average is not None:
             self.average.put()
-        else:
-            state.best_step = state.step
 
     @property
     def rate(self) -> float:
@@ -140,15 +130,15 @@ class Loop:
         state = self.state
         if self.peak is None and state.step >= min(self._first + 1, self.steps - 1):
             # The second step: the optimiser has its states by then.
-            held = held_by(self.engine.bare) + held_by_optimizer(self.engine.raw_optimizer)
-            held += 0 if self.teacher is None else held_by(self.teacher)
-            held += 0 if self.average is None else self.average.held
+            held = held_by(self.engine.model, self.teacher)
+            held += held_by_optimizer(self.engine.raw_optimizer)
+            held += 0 if self.average is None else bytes_of(self.average.tensors)
             (loss, norm), self.peak = measured(
                 lambda: self._advance(group), self.engine.device, held
             )
         else:
             loss, norm = self._advance(group)
-        if not self.engine.skipped:
+        if not self.engine.optimizer_step_was_skipped:
             self.schedule.step()
             if self.average is not None:
                 self.average.update()
@@ -184,7 +174,7 @@ class Loop:
         total = sum(one.total for one in group)
         values: list[Tensor] = []
         for i, micro in enumerate(group):
-            there = to_device(micro, self.engine.inner)
+            there = to_device(micro, self.engine.model)
             with self.engine.quiet_gradients(i == len(group) - 1):
                 loss = self._loss(there) * (micro.share * micro.total / total)
                 self.engine.backward(loss)
@@ -201,7 +191,7 @@ class Loop:
         with self.engine.autocast():
             if self.teacher is not None:
                 reference = taught(self.teacher, there)
-            raw = self.engine.model(*there.args, **there.kwargs)
+            raw = self.engine.wrapped(*there.args, **there.kwargs)
         if self.pairs is not None:
             gap = self.pairs.gap()
         return self.objective(raw, there, reference, gap)
@@ -215,10 +205,8 @@ class Loop:
     def _validated(self) -> dict[str, float]:
         assert self.validation is not None
         self.log.say("validating", self.state.step, self.steps)
-        if self.average is None:
-            return self.validation.score(self.engine.bare)
-        with self.average.in_place():
-            return self.validation.score(self.engine.bare)
+        with self._averaged():
+            return self.validation.score(self.engine.model)
 
     def _validate(self) -> None:
         state = self.state
@@ -235,11 +223,12 @@ class Loop:
     def _note_best(self, found: dict[str, float]) -> None:
         state = self.state
         state.best_step, state.best, state.waited = state.step, found, 0
-        if self.average is None:
+        with self._averaged():
             state.best_weights = self.engine.weights()
-        else:
-            with self.average.in_place():
-                state.best_weights = self.engine.weights()
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        """Let the model have what is validated and kept: the average, where there is one."""
+        return nullcontext() if self.average is None else self.average.in_place()
 
     def _checkpoint_due(self, last: bool, done: bool) -> bool:
         if self.checkpoints is None:
@@ -256,10 +245,10 @@ class Loop:
         """Write a checkpoint; the first process does, the others wait."""
         assert self.checkpoints is not None
         content = self.captured()
-        if self.engine.main:
+        if self.engine.is_main_process:
             self.checkpoints.write(self.state.step, content)
             self.log.event(self.state.step, "checkpoint")
-        self.engine.wait()
+        self.engine.wait_for_everyone()
         self._written = time.monotonic()
 
     def captured(self) -> dict[str, Any]:
@@ -270,11 +259,11 @@ class Loop:
             "run": dict(vars(self.state)),
             "watchdog": dict(vars(self.logdog)),
             "model": self.engine.weights(),
-            "optimizer": self.engine.optimizer_state(),
+            "optimizer": on_cpu(self.engine.raw_optimizer.state_dict()),
             "schedule": _plain(self.schedule.state_dict()),
             "scaler": None if scaler is None else scaler.state_dict(),
-            "average": None if self.average is None else self.average.state(),
-            "random": self.engine.gathered(random_state()),
+            "average": None if self.average is None else on_cpu(self.average.tensors),
+            "random": gather_object([random_state()]),
         }
 
     def restore(self, content: Mapping[str, Any]) -> None:
@@ -291,14 +280,14 @@ class Loop:
         set_random_state(content["random"][self.engine.place.rank])
 
     def _give_up(self, micro: Micro, value: float, loss: float) -> None:
-        there = to_device(micro, self.engine.inner)
-        bare = self.engine.bare
+        model = self.engine.model
+        there = to_device(micro, model)
 
         def again() -> None:
             with self.engine.autocast():
-                bare(*there.args, **there.kwargs)
+                model(*there.args, **there.kwargs)
 
-        words = diagnose(bare, again)
+        words = diagnose(model, again)
         self.log.event(self.state.step + 1, f"stopped: {words}")
         raise diverged(self.state.step + 1, value if math.isfinite(loss) else loss, words)
 
@@ -306,8 +295,4 @@ class Loop:
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out of a scheduler's state what is no plain value, such as its functions."""
     plain = (int, float, str, bool, list, tuple, dict, type(None), Tensor)
-    return {
-        key: value
-        for key, value in state.items()
-        if isinstance(value, plain) and key != "lr_lambdas"
-    } | ({"lr_lambdas": [None] * len(state["lr_lambdas"])} if "lr_lambdas" in state else {})
+    return {key: value for key, value in state.items() if isinstance(value, plain)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -35,29 +35,25 @@ def estimate(
     kept = _kept_for_backward(model, micro, recomputed)
     if kept is None:
         return None
-    trained = sum(_bytes(p) for group in optimizer.param_groups for p in group["params"])
+    trained = bytes_of(p for group in optimizer.param_groups for p in group["params"])
     states = round(trained * _states_of(optimizer))
-    fixed = held_by(model) + (0 if teacher is None else held_by(teacher))
-    inputs = sum(_bytes(t) for t in tensors_in((*micro.args, *micro.kwargs.values())))
-    return fixed + trained + states + (trained if averaged else 0) + kept + inputs
+    inputs = bytes_of(tensors_in((*micro.args, *micro.kwargs.values())))
+    return held_by(model, teacher) + trained * (2 if averaged else 1) + states + kept + inputs
 
 
-def held_by(model: nn.Module) -> int:
-    """Return the bytes of a model's parameters and buffers."""
-    return sum({id(t): _bytes(t) for t in [*model.parameters(), *model.buffers()]}.values())
+def held_by(*models: nn.Module | None) -> int:
+    """Return the bytes of models' parameters and buffers."""
+    held = [t for one in models if one is not None for t in (*one.parameters(), *one.buffers())]
+    return bytes_of({id(t): t for t in held}.values())
 
 
 def held_by_optimizer(optimizer: torch.optim.Optimizer) -> int:
     """Return the bytes of an optimiser's states, as they are now."""
     leaves = tree_leaves([dict(one) for one in optimizer.state.values()])
-    return sum(_bytes(one) for one in leaves if isinstance(one, Tensor))
+    return bytes_of(one for one in leaves if isinstance(one, Tensor))
 
 
-def measured(
-    run: Callable[[], Any],
-    device: torch.device,
-    held: int,
-) -> tuple[Any, int | None]:
+def measured(run: Callable[[], Any], device: torch.device, held: int) -> tuple[Any, int | None]:
     """Run a step; return what it returns, and the most bytes in use meanwhile.
 
     On CUDA the allocator's own maximum; on a CPU what the profiler saw allocated at once, besides
@@ -112,20 +108,18 @@ def _states_of(optimizer: torch.optim.Optimizer) -> float:
     on a small one."""
     dummy = nn.Parameter(torch.zeros(32, 32))
     dummy.grad = torch.zeros_like(dummy)
-    options = {
-        key: value
-        for key, value in optimizer.param_groups[0].items()
-        if key not in ("params", "name", "initial_lr")
-    }
+    own = ("name", "initial_lr")
+    options = {key: one for key, one in optimizer.param_groups[0].items() if key not in own}
     try:
         kind: Any = type(optimizer)
-        trial = kind([{"params": [dummy], **options}])
+        trial = kind([{**options, "params": [dummy]}])
         trial.step()
     except Exception:
         return 2.0  # as Adam's
-    return held_by_optimizer(trial) / _bytes(dummy)
+    return held_by_optimizer(trial) / bytes_of([dummy])
 
 
-def _bytes(tensor: Tensor) -> int:
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return int(local.numel() * local.element_size())
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of tensors; of one that is sharded, this process's part."""
+    local = (one.to_local() if hasattr(one, "to_local") else one for one in tensors)
+    return sum(one.numel() * one.element_size() for one in local)

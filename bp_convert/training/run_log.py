@@ -22,13 +22,13 @@ class RunLog:
     """Writes what happens into a run's folder.
 
     Args:
-        folder: None writes nothing.
+        folder: where they go; None writes nothing.
         progress: called with words, steps done and their number.
         resumed: step that the run goes on from; what the log says of later ones is dropped.
     """
 
     def __init__(
-        self, folder: Path | None, progress: Progress | None, *, resumed: int | None = None
+        self, folder: Path | None, progress: Progress, *, resumed: int | None = None
     ) -> None:
         self._progress = progress
         self._log: Any = None
@@ -75,8 +75,7 @@ class RunLog:
 
     def say(self, words: str, done: int, total: int) -> None:
         """Tell whoever looks."""
-        if self._progress is not None:
-            self._progress(words, done, total)
+        self._progress(words, done, total)
 
     def close(self) -> None:
         """Finish the files."""

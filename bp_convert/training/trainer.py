@@ -12,6 +12,7 @@ from torch import nn
 from bp_convert.data.split import Split
 from bp_convert.errors import TrainingError
 from bp_convert.graph.clone import clone
+from bp_convert.graph.example import device_of
 from bp_convert.graph.running import evaluating
 from bp_convert.surgery import fingerprint
 from bp_convert.torch_private import forget_compiled
@@ -27,7 +28,7 @@ from bp_convert.training.optimizers import make_optimizer, make_schedule
 from bp_convert.training.recompute import recompute, undo
 from bp_convert.training.run_log import RunLog
 from bp_convert.training.validation import Validation, metric_for, taught, to_device
-from bp_convert.values.progress import Progress
+from bp_convert.values.progress import Progress, unheard
 from bp_convert.values.training import Trained, Training
 
 # What may differ between a run and the one that goes on with it
@@ -41,15 +42,16 @@ class Trainer:
     source: nn.Module
     taught_by: nn.Module | None
     settings: Training
-    folder: str | Path | None
+    folder: Path | None
     resume: bool
-    progress: Progress | None
+    progress: Progress
 
     def __post_init__(self) -> None:
         self.engine = Engine(self.settings)
         torch.manual_seed(self.settings.seed + self.engine.place.rank)
         self.notes: list[str] = []
-        self.changed: list[nn.Module] = []
+        if not self.engine.is_main_process:
+            self.progress = unheard
 
     def train(self, split: Split, metric: str | None) -> tuple[nn.Module, Trained]:
         settings, engine = self.settings, self.engine
@@ -68,21 +70,31 @@ class Trainer:
         optimizer = make_optimizer(model, settings)
         expected = self._estimate(micro, teacher)
         steps = self._steps(learnt)
-        if settings.recompute:
-            self.changed = recompute(model)
-            if not self.changed:
-                self.notes.append("recompute: the model has no row of blocks; nothing was changed")
+        changed = recompute(model) if settings.recompute else []
+        if settings.recompute and not changed:
+            self.notes.append("recompute: the model has no row of blocks; nothing was changed")
         if settings.compile:
             model.compile()
         model.train()
         schedule = make_schedule(optimizer, settings, steps)
-        engine.prepare(optimizer)
-        average = None if settings.ema is None else Average(model, settings.ema)
+        engine.wrap(optimizer)
         validation = None
         if held is not None:
             validation = Validation(engine, held, objective, metric_for(objective, metric), teacher)
+        about = {
+            "settings": settings.model_dump(mode="json", exclude=FREE),
+            "steps": steps,
+            "data": words,
+            "model": fingerprint(self.source),
+            "taught": self.taught_by is not None,
+            "processes": engine.place.world,
+        }
         kept, content = self._checkpoints()
-        engine.wait()  # until every process has looked into the folder
+        if content is not None:
+            self._check_same(content["about"], about)
+        resumed = None if content is None else content["run"]["step"]
+        engine.wait_for_everyone()  # until every process has looked into the folder
+        folder = self.folder if engine.is_main_process else None
         loop = Loop(
             engine,
             settings,
@@ -90,22 +102,17 @@ class Trainer:
             objective,
             schedule,
             steps,
-            validation=validation,
-            teacher=teacher,
-            pairs=pairs,
-            average=average,
-            log=RunLog(None, self.progress if engine.main else None),
+            validation,
+            teacher,
+            pairs,
+            average=None if settings.ema is None else Average(model, settings.ema),
+            log=RunLog(folder, self.progress, resumed=resumed),
             checkpoints=kept,
-            about=self._about(words, steps),
+            about=about,
         )
-        resumed = None
         if content is not None:
-            self._check_same(content["about"], loop.about)
             loop.restore(content)
-            resumed = loop.state.step
-        if engine.main and self.folder is not None:
-            loop.log = RunLog(Path(self.folder), self.progress, resumed=resumed)
-        for note in self.notes if self.folder is not None else ():
+        for note in self.notes:
             loop.log.event(loop.state.step, note)
         try:
             loop.run()
@@ -113,7 +120,7 @@ class Trainer:
             loop.log.close()
             if pairs is not None:
                 pairs.remove()
-            undo(self.changed)
+            undo(changed)
         if pairs is not None and pairs.skipped:
             self.notes.append(
                 f"distill.layers: {len(pairs.skipped)} of {len(pairs.names)} layers have other "
@@ -177,7 +184,7 @@ class Trainer:
         )
         if found is None:
             self.notes.append("memory not estimated: the model does not run without data")
-        elif self.progress is not None and self.engine.main:
+        else:
             self.progress(f"about {found / 2**20:,.0f} MiB a step", 0, 1)
         return found
 
@@ -190,7 +197,7 @@ class Trainer:
     def _checkpoints(self) -> tuple[Checkpoints | None, dict[str, Any] | None]:
         if self.folder is None:
             return None, None
-        kept = Checkpoints(Path(self.folder), tidy=self.engine.main)
+        kept = Checkpoints(self.folder, tidy=self.engine.is_main_process)
         if not self.resume:
             if kept.paths():
                 raise TrainingError(
@@ -207,16 +214,6 @@ class Trainer:
             notes.append(f"resumed from the one before, step {content['run']['step']}")
         self.notes += notes
         return kept, content
-
-    def _about(self, words: str, steps: int) -> dict[str, Any]:
-        return {
-            "settings": self.settings.model_dump(mode="json", exclude=FREE),
-            "steps": steps,
-            "data": words,
-            "model": fingerprint(self.source),
-            "taught": self.taught_by is not None,
-            "processes": self.engine.world,
-        }
 
     def _check_same(self, theirs: dict[str, Any], mine: dict[str, Any]) -> None:
         flat = [{**one.get("settings", {}), **one} for one in (theirs, mine)]
@@ -246,8 +243,7 @@ class Trainer:
         flags = dict(self.source.named_modules())
         for name, module in result.named_modules():
             module.training = flags[name].training
-        where = next((p.device for p in self.source.parameters()), torch.device("cpu"))
-        result.to(where)
+        result.to(device_of(self.source))
         return result
 
     def _report(self, loop: Loop, expected: int | None, resumed: int | None) -> Trained:

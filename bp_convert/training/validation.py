@@ -60,7 +60,7 @@ class Validation:
         meter = None if self.metric is None else meter_factory(self.metric)()
         loss = weight = 0.0
         for number, micro in enumerate(self.feed.epoch(0)):
-            there = to_device(micro, self.engine.inner)
+            there = to_device(micro, self.engine.model)
             with self.engine.autocast():
                 with same_draws(number, model), quiet_forward():
                     reference = None if self.teacher is None else taught(self.teacher, there)

@@ -341,7 +341,7 @@ def test_half_weights_are_refused() -> None:
 def test_one_run_s_precision_does_not_bind_the_next() -> None:
     for precision in ("bf16", "no"):
         made = engines.Engine(Training(precision=precision))
-        assert made.accelerator.mixed_precision == precision
+        assert made.mixed_precision == precision
 
 
 def test_a_teacher_that_writes_on_its_own_weights_stays_as_it_is() -> None:
