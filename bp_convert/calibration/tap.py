@@ -104,6 +104,6 @@ def run_quietly(model: nn.Module, batch: Batch, number: int = 0) -> Any:
 
 
 def token_mask(batch: Batch) -> Tensor | None:
-    """Return which tokens of a batch count, where the model is told so."""
+    """Return which tokens of a batch count, (N, T) booleans, where the model is told so."""
     mask = batch[1].get("attention_mask")
-    return mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
+    return mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None

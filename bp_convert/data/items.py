@@ -20,6 +20,9 @@ from bp_convert.graph.running import Args
 from bp_convert.graph.tree import tensors_in
 from bp_convert.values.tensors import TensorSpec
 
+LOADERS = "a DataLoader, a data set, an iterable, or a function without arguments that makes one"
+MEND = "mend the loader; it must run on its own"
+
 
 def is_item(value: object) -> bool:
     """Tell whether a value is one item rather than many: a tensor, or a tuple or dict of some."""
@@ -220,7 +223,7 @@ def _uneven(where: str, found: str) -> DataError:
 
 
 @contextmanager
-def users_code(where: str) -> Iterator[None]:
+def users_code(where: str, allowed: str = LOADERS, fix: str = MEND) -> Iterator[None]:
     """Turn what the user's own code raises inside ``with`` into a DataError."""
     try:
         yield
@@ -230,7 +233,6 @@ def users_code(where: str) -> Iterator[None]:
         raise DataError(
             where=where,
             found=f"it fails with {type(problem).__name__}: {problem}",
-            allowed="a DataLoader, a data set, an iterable, or a function without arguments that "
-            "makes one",
-            fix="mend the loader; it must run on its own",
+            allowed=allowed,
+            fix=fix,
         ) from problem

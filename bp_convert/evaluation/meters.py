@@ -6,38 +6,45 @@ import math
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bp_convert.data.items import users_code
 from bp_convert.errors import DataError
-from bp_convert.evaluation.custom import custom
 from bp_convert.evaluation.outputs import Seen, token_ids, unusable
 from bp_convert.scripts import is_code, load_object
 
 METRICS = "accuracy, topK (such as top5), perplexity, cosine, error or FILE.py:METRIC"
+OWN = (
+    "a torchmetrics.Metric of (outputs, labels), or a function (outputs, labels, args, kwargs) -> "
+    "float"
+)
 
 
-class Meter(Protocol):
-    """Adds up one metric over batches.
+class Meter:
+    """Adds up one metric over batches: the mean over examples, where a kind of it says no other.
 
     Attributes:
         higher_is_better: whether a larger number is a better model.
         compares: whether batches must come with the source's outputs.
     """
 
-    higher_is_better: bool
-    compares: bool
+    higher_is_better = True
+    compares = False
+
+    def __init__(self) -> None:
+        self.total = self.count = 0.0
 
     def update(self, seen: Seen) -> None:
         """Take a batch into account."""
-        ...
+        raise NotImplementedError
 
     def compute(self) -> float:
         """Return the metric over all batches."""
-        ...
+        return self.total / self.count
 
 
 def meter_factory(metric: str) -> Callable[[], Meter]:
@@ -55,7 +62,7 @@ def meter_factory(metric: str) -> Callable[[], Meter]:
     simple: dict[str, Callable[[], Meter]] = {
         "perplexity": Perplexity,
         "cosine": Cosine,
-        "error": Error,
+        "error": RelativeError,
     }
     if metric not in simple:
         raise DataError(
@@ -67,16 +74,12 @@ def meter_factory(metric: str) -> Callable[[], Meter]:
     return simple[metric]
 
 
-class Accuracy:
+class Accuracy(Meter):
     """Share of examples whose label is among the ``k`` largest of their outputs (N, classes)."""
 
-    higher_is_better = True
-    compares = False
-
     def __init__(self, k: int) -> None:
+        super().__init__()
         self._k = k
-        self._metric: Any = None
-        self._count = 0
 
     def update(self, seen: Seen) -> None:
         """Count hits."""
@@ -104,26 +107,14 @@ class Accuracy:
                 f"0 to {width - 1}, as many classes as the model puts out",
                 "number the classes as in training; class folders count in the order of names",
             )
-        if self._metric is None:
-            # Here, because it takes seconds to import
-            from torchmetrics.classification import MulticlassAccuracy
-
-            self._metric = MulticlassAccuracy(
-                width,
-                top_k=self._k,
-                average="micro",
-                sync_on_compute=False,  # whoever shares the work adds up the counts
-            )
-        self._metric.update(outputs.float(), labels)
-        self._count += len(labels)
-
-    def compute(self) -> float:
-        """Return the share of hits."""
-        hits = round(float(self._metric.compute()) * self._count)  # it divides in float32
-        return hits / self._count
+        guesses = outputs.argmax(1, keepdim=True)
+        if self._k > 1:
+            guesses = outputs.float().topk(self._k, dim=1).indices
+        self.total += int((guesses == labels[:, None]).sum())
+        self.count += len(labels)
 
 
-class Perplexity:
+class Perplexity(Meter):
     """exp of the mean negative log-likelihood of each token after the first.
 
     Not torchmetrics' own: that takes the logarithm of float32 probabilities, which are 0 where a
@@ -131,10 +122,6 @@ class Perplexity:
     """
 
     higher_is_better = False
-    compares = False
-
-    def __init__(self) -> None:
-        self._sum, self._count = 0.0, 0
 
     def update(self, seen: Seen) -> None:
         """Compare outputs (N, T, V) with the input ids (N, T) one step on; padding is left out."""
@@ -157,31 +144,27 @@ class Perplexity:
             counts = seen.mask[:, 1:] & seen.mask[:, :-1]
         logits = outputs[:, :-1][counts].float()  # (tokens, V)
         losses = F.cross_entropy(logits, ids[:, 1:][counts].long(), reduction="none")
-        self._sum += float(losses.double().sum())
-        self._count += losses.numel()
+        self.total += float(losses.double().sum())
+        self.count += losses.numel()
 
     def compute(self) -> float:
         """Return the perplexity; infinite where it is above what a float64 holds."""
-        if self._count == 0:
+        if self.count == 0:
             raise unusable(
                 "no token after a first one", "texts of two tokens or more", "give longer texts"
             )
-        mean = self._sum / self._count
+        mean = super().compute()
         return math.exp(mean) if mean < 709 else math.inf
 
 
-class Cosine:
+class Cosine(Meter):
     """Mean over examples of the cosine between the outputs and the source's.
 
     Outputs (N, T, D) with a mask (N, T) are averaged over their tokens first; others are
     flattened.
     """
 
-    higher_is_better = True
     compares = True
-
-    def __init__(self) -> None:
-        self._sum, self._count = 0.0, 0
 
     def update(self, seen: Seen) -> None:
         """Add the cosines of a batch."""
@@ -197,15 +180,11 @@ class Cosine:
                 "outputs of two numbers or more, which have a direction",
                 "take --metric error",
             )
-        self._sum += float(F.cosine_similarity(mine, reference, dim=1).sum())
-        self._count += len(mine)
-
-    def compute(self) -> float:
-        """Return the mean."""
-        return self._sum / self._count
+        self.total += float(F.cosine_similarity(mine, reference, dim=1).sum())
+        self.count += len(mine)
 
 
-class Error:
+class RelativeError(Meter):
     """Frobenius norm of the difference to the source's outputs, relative to theirs.
 
     Where there is a mask (N, T) for outputs (N, T, ...), padding is left out.
@@ -214,26 +193,23 @@ class Error:
     higher_is_better = False
     compares = True
 
-    def __init__(self) -> None:
-        self._difference = self._norm = 0.0
-
     def update(self, seen: Seen) -> None:
         """Add the squares of a batch."""
         mine, reference = _pair(seen)
         if seen.mask is not None and mine.dim() > 2 and mine.shape[:2] == seen.mask.shape:
             mine, reference = mine[seen.mask], reference[seen.mask]
-        self._difference += float((mine - reference).square().sum())
-        self._norm += float(reference.square().sum())
+        self.total += float((mine - reference).square().sum())
+        self.count += float(reference.square().sum())
 
     def compute(self) -> float:
         """Return the relative error."""
-        if self._norm == 0:
+        if self.count == 0:
             raise unusable(
                 "a source whose outputs are all zero",
                 "outputs to compare with",
                 "take another metric, or other examples",
             )
-        return math.sqrt(self._difference / self._norm)
+        return math.sqrt(super().compute())
 
 
 def _pair(seen: Seen) -> tuple[Tensor, Tensor]:
@@ -246,3 +222,60 @@ def _pair(seen: Seen) -> tuple[Tensor, Tensor]:
             "compare models of one task",
         )
     return seen.outputs.double(), reference.double()
+
+
+def custom(found: object, metric: str) -> Meter:
+    """Wrap a metric of the user's: a torchmetrics.Metric, its class, or a function.
+
+    Raises:
+        DataError: it is neither.
+    """
+    from torchmetrics import Metric
+
+    if isinstance(found, type) and issubclass(found, Metric):
+        found = found()
+    if isinstance(found, Metric):
+        return OfTorchmetrics(found.clone(), metric)
+    if not callable(found):
+        raise DataError(
+            where=f"--metric {metric}",
+            found=f"a {type(found).__name__}",
+            allowed=OWN,
+            fix="mend the metric",
+        )
+    return OfFunction(found, metric)
+
+
+class OfTorchmetrics(Meter):
+    """A metric that adds up (outputs, labels) by itself."""
+
+    def __init__(self, found: Any, metric: str) -> None:
+        found.reset()
+        self._metric, self._mended = found, (f"--metric {metric}", OWN, "mend the metric")
+        self.higher_is_better = found.higher_is_better is not False
+
+    def update(self, seen: Seen) -> None:
+        """Take a batch into account."""
+        with users_code(*self._mended):
+            self._metric.update(seen.outputs, seen.labels)
+
+    def compute(self) -> float:
+        """Return the metric over all batches."""
+        with users_code(*self._mended):
+            return float(self._metric.compute())
+
+
+class OfFunction(Meter):
+    """The mean over examples of a function of (outputs, labels, args, kwargs)."""
+
+    def __init__(self, found: Callable[..., Any], metric: str) -> None:
+        super().__init__()
+        self._function, self._where = found, f"--metric {metric}"
+        self.higher_is_better = bool(getattr(found, "higher_is_better", True))
+
+    def update(self, seen: Seen) -> None:
+        """Take a batch into account."""
+        with users_code(self._where, OWN, "mend the metric"):
+            value = float(self._function(seen.outputs, seen.labels, seen.args, seen.kwargs))
+        self.total += value * len(seen.outputs)
+        self.count += len(seen.outputs)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -80,32 +82,32 @@ def _no_output(problem: str) -> DataError:
     )
 
 
+@dataclass(frozen=True)
 class Seen:
     """One batch as a metric sees it.
 
     Attributes:
         raw: what the model returned.
-        outputs: (N, ...), the tensor of ``raw`` that counts.
-        args: positional inputs.
-        kwargs: keyword inputs.
+        args, kwargs: the inputs.
         labels: labels of the batch, or None.
         reference: the source's outputs, where the metric compares with them.
-        mask: (N, T) booleans, which tokens count; None where nothing tells.
     """
 
-    def __init__(
-        self,
-        raw: Any,
-        args: Args,
-        kwargs: Kwargs,
-        labels: Tensor | None = None,
-        reference: Tensor | None = None,
-    ) -> None:
-        self.raw, self.args, self.kwargs = raw, args, kwargs
-        self.labels, self.reference = labels, reference
-        self.outputs = main_output(raw, rows_in((args, kwargs)))
-        mask = token_mask((args, kwargs))
-        self.mask = None if mask is None else mask.bool()
+    raw: Any
+    args: Args
+    kwargs: Kwargs
+    labels: Tensor | None = None
+    reference: Tensor | None = None
+
+    @cached_property
+    def outputs(self) -> Tensor:
+        """(N, ...), the tensor of ``raw`` that counts."""
+        return main_output(self.raw, rows_in((self.args, self.kwargs)))
+
+    @property
+    def mask(self) -> Tensor | None:
+        """(N, T) booleans, which tokens count; None where nothing tells."""
+        return token_mask((self.args, self.kwargs))
 
 
 def token_ids(args: Args, kwargs: Kwargs) -> Tensor | None:

@@ -29,6 +29,8 @@ from bp_convert.randomness import Aside, mixed
 from bp_convert.training import augment
 from bp_convert.values.training import Training
 
+READABLE = "data that can be read"
+
 
 @dataclass(frozen=True)
 class Micro:
@@ -97,7 +99,7 @@ def _feed(share: Share, settings: Training, place: Place, pinned: bool, *, shuff
     if isinstance(share.data, Rows):
         return RowsFeed(share, settings, place, shuffle=shuffle, pinned=pinned)
     assert share.data is not None
-    found = StreamFeed(share.data, settings, place)
+    found = StreamFeed(share, settings, place)
     if shuffle and found.passes is None and settings.steps is None:
         raise TrainingError(
             where=share.data.where,
@@ -123,13 +125,7 @@ class RowsFeed:
     """
 
     def __init__(
-        self,
-        share: Share,
-        settings: Training,
-        place: Place,
-        *,
-        shuffle: bool,
-        pinned: bool = False,
+        self, share: Share, settings: Training, place: Place, *, shuffle: bool, pinned: bool
     ) -> None:
         assert isinstance(share.data, Rows)
         assert share.rows is not None
@@ -145,16 +141,12 @@ class RowsFeed:
         if self._shuffle:
             generator = torch.Generator().manual_seed(mixed(settings.seed, number))
             order = order[torch.randperm(self.count, generator=generator)]
-        totals, shares, mine = [], [], []
-        for part in torch.split(order, settings.batch)[start:]:
-            span, share = self._place.part(len(part))
-            totals.append(len(part))
-            shares.append(share)
-            mine.append(part[span].tolist())
+        passes = torch.split(order, settings.batch)[start:]
+        mine = [self._place.part(len(one)) for one in passes]
         changed = self._shuffle and settings.augment == "paper"
         loader: DataLoader[Any] = DataLoader(
             _Epoch(self._data, settings.seed, number, changed=changed),
-            batch_sampler=mine,
+            batch_sampler=[p[span].tolist() for p, (span, _) in zip(passes, mine, strict=True)],
             num_workers=settings.workers,
             collate_fn=_same,
             pin_memory=self._pinned,
@@ -164,11 +156,10 @@ class RowsFeed:
             if settings.workers and sys.platform == "linux"
             else None,
         )
-        for found, total, share in zip(loader, totals, shares, strict=True):
+        for found, one, (_, share) in zip(loader, passes, mine, strict=True):
             if isinstance(found, BpConvertError):
                 raise found
-            args, kwargs, labels = found
-            yield Micro(args, kwargs, labels, total, share)
+            yield Micro(*found, len(one), share)
 
 
 def _same(found: Any) -> Any:
@@ -188,19 +179,13 @@ class _Epoch(Dataset[Any]):
         """Return (args, kwargs, labels), or the error: one that is raised in a worker comes out
         as something else."""
         try:
-            if isinstance(self._data, ArrayRows):  # no user's code runs in these
-                return self._read(rows)
-            with same_draws(mixed(self._seed, self._epoch, rows[0])):
-                return self._read(rows)
+            with users_code(self._data.where, READABLE, "mend the data, or the code that reads it"):
+                if isinstance(self._data, ArrayRows):  # no user's code runs in these
+                    return self._read(rows)
+                with same_draws(mixed(self._seed, self._epoch, rows[0])):
+                    return self._read(rows)
         except BpConvertError as problem:
             return problem
-        except Exception as problem:
-            return DataError(
-                where=self._data.where,
-                found=f"it fails with {type(problem).__name__}: {problem}",
-                allowed="data that can be read",
-                fix="mend the data, or the code that reads it",
-            )
 
     def _read(self, rows: Sequence[int]) -> Item:
         args, kwargs, labels = self._data.__getitems__(rows)
@@ -218,9 +203,11 @@ class StreamFeed:
     changes nothing in the training.
     """
 
-    def __init__(self, data: Stream, settings: Training, place: Place) -> None:
-        self._data, self._settings, self._place = data, settings, place
-        self.passes = _passes(data.opened, settings.batch)
+    def __init__(self, share: Share, settings: Training, place: Place) -> None:
+        assert isinstance(share.data, Stream)
+        self._data, self._accepts = share.data, share.accepts
+        self._settings, self._place = settings, place
+        self.passes = _passes(share.data.opened, settings.batch)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Micro]:
         """Yield the passes of an epoch; those before ``start`` are read and let go."""
@@ -237,11 +224,10 @@ class StreamFeed:
             index += 1
             if index <= start:
                 continue
-            args, kwargs = fit_batch(item[0], item[1], data.specs, data.where)
-            total = rows_in((args, kwargs))
+            batch = fit_batch(*item[:2], data.specs, data.where, self._accepts)
+            total = rows_in(batch)
             span, share = self._place.part(total)
-            args, kwargs, labels = cut_item((args, kwargs, item[2]), span)
-            yield Micro(args, kwargs, labels, total, share)
+            yield Micro(*cut_item((*batch, item[2]), span), total, share)
         if index == 0:
             raise DataError(
                 where=data.where,

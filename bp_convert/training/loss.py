@@ -78,7 +78,6 @@ class Objective:
         """
         out = live_output(raw, rows_in((micro.args, micro.kwargs))).float()
         mask = token_mask((micro.args, micro.kwargs))
-        mask = None if mask is None else mask.bool()
         terms: list[Tensor] = []
         if self._labels:
             terms.append(self.distill.labels * self._of_labels(out, micro, mask))

@@ -76,12 +76,14 @@ def diagnose(model: nn.Module, run: Callable[[], Any]) -> str:
 
 def diverged(step: int, loss: float, words: str) -> TrainingError:
     """Return the error of a run that cannot go on."""
-    what = "not a number" if math.isnan(loss) else "infinite" if math.isinf(loss) else f"{loss:.3g}"
+    if math.isfinite(loss):
+        what = f"the loss has run away to {loss:.3g}"
+    else:
+        kind = "not a number" if math.isnan(loss) else "infinite"
+        what = f"the loss or its gradient is {kind}"
     return TrainingError(
         where=f"step {step}",
-        found=f"the loss or its gradient is {what}; {words}"
-        if not math.isfinite(loss)
-        else f"the loss has run away to {what}; {words}",
+        found=f"{what}; {words}",
         allowed="a finite loss",
         fix=TRY,
     )

@@ -118,7 +118,7 @@ def test_running_keeps_the_examples_and_makes_no_graph() -> None:
 
 
 def test_the_mask_of_the_tokens() -> None:
-    mask = torch.ones(2, 5)
+    mask = torch.ones(2, 5, dtype=torch.bool)
     assert token_mask(_batch(attention_mask=mask)) is mask
     assert token_mask(_batch(torch.ones(2, 5))) is None
     assert token_mask(_batch(attention_mask=torch.ones(2, 1, 5, 5))) is None
