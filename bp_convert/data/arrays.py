@@ -14,6 +14,8 @@ from torch import Tensor
 from bp_convert.data.dataset import Item, Rows, placed
 from bp_convert.errors import DataError
 
+LABELS = "the labels"  # of tensors in memory, in errors
+
 
 @dataclass(frozen=True)
 class Column:
@@ -73,12 +75,18 @@ def as_labels(labels: Tensor) -> Tensor:
     return labels if labels.is_floating_point() else labels.long()
 
 
-def of_tensors(tensors: Mapping[str, object], where: str) -> dict[str, Column]:
-    """Return columns of tensors in memory.
+def array_rows(item: Item, where: str) -> ArrayRows:
+    """Return rows of tensors that hold all examples at once.
 
     Raises:
-        DataError: one is not a tensor, or has no axis.
+        DataError: one is not a tensor, has no axis, or another length than the others.
     """
+    args, kwargs, labels = item
+    inputs: dict[str, str | None] = {f"input {i}": None for i, _ in enumerate(args, 1)}
+    inputs |= {key: key for key in kwargs}
+    tensors = dict(zip(inputs, [*args, *kwargs.values()], strict=True))
+    if labels is not None:
+        tensors[LABELS] = labels
     for name, one in tensors.items():
         if not isinstance(one, Tensor) or one.dim() == 0:
             raise DataError(
@@ -87,7 +95,8 @@ def of_tensors(tensors: Mapping[str, object], where: str) -> dict[str, Column]:
                 allowed="a tensor with the examples on its first axis",
                 fix="turn it into a tensor",
             )
-    return {name: _tensor(one) for name, one in tensors.items() if isinstance(one, Tensor)}
+    columns = {name: _tensor(one) for name, one in tensors.items()}
+    return ArrayRows(columns, inputs, None if labels is None else LABELS, where)
 
 
 def _tensor(tensor: Tensor) -> Column:
@@ -110,19 +119,15 @@ def open_arrays(path: Path, where: str) -> dict[str, Column]:
     except DataError:
         raise
     except Exception as problem:  # safetensors, zipfile and zlib raise their own
-        raise _unreadable(where, path, problem) from problem
-
-
-def _unreadable(where: str, path: Path, problem: Exception) -> DataError:
-    pickled = "allow_pickle" in str(problem) or "Python objects" in str(problem)
-    return DataError(
-        where=where,
-        found="Python objects, which loading would run"
-        if pickled
-        else f"a file that cannot be read: {type(problem).__name__}: {problem}",
-        allowed=f"plain numbers in a {path.suffix} file",
-        fix="save the arrays again, each of one numeric dtype",
-    )
+        found = f"a file that cannot be read: {type(problem).__name__}: {problem}"
+        if "allow_pickle" in str(problem) or "Python objects" in str(problem):
+            found = "Python objects, which loading would run"
+        raise DataError(
+            where=where,
+            found=found,
+            allowed=f"plain numbers in a {path.suffix} file",
+            fix="save the arrays again, each of one numeric dtype",
+        ) from problem
 
 
 def _numpy(array: np.ndarray, name: str, where: str) -> Column:

@@ -43,21 +43,15 @@ def assign(
     inputs = [one for one in names if one != labels]
     if len(inputs) == 1 and len(specs) <= 1:
         return {inputs[0]: wanted[0] if specs else None}, labels
-    if not specs:
-        positions = _by_position(inputs)
-        return {
-            **dict.fromkeys(positions),
-            **{one: one for one in inputs if one not in positions},
-        }, labels
     unnamed = _by_position(inputs)
+    if not specs:
+        named = {one: one for one in inputs if one not in unnamed}
+        return {**dict.fromkeys(unnamed), **named}, labels
     found: dict[str, str | None] = {}
     for name in wanted:
-        match = name if name in inputs else None
-        if match is None and unnamed:
-            match = unnamed.pop(0)
-        if match is None:
+        if name not in inputs and not unnamed:
             raise _misnamed(names, specs, where)
-        found[match] = name
+        found[name if name is not None and name in inputs else unnamed.pop(0)] = name
     found.update({one: one for one in inputs if one in OPTIONAL})
     if set(inputs) - set(found):
         raise _misnamed(names, specs, where)
@@ -112,14 +106,14 @@ def fit_batch(
             allowed=" and ".join(str(spec) for spec in specs),
             fix="give one array for each input: several named ones go into a .npz file",
         )
-    out_args = tuple(
-        _fit(value, positional[i] if specs else None, f"input {i + 1}", where, accepts)
+    fitted_args = tuple(
+        _fit(value, positional[i] if specs else None, f"{where}, input {i + 1}", accepts)
         for i, value in enumerate(args)
     )
-    out_kwargs = {
-        key: _fit(value, named.get(key), key, where, accepts) for key, value in kwargs.items()
+    fitted = {
+        key: _fit(one, named.get(key), f"{where}, {key}", accepts) for key, one in kwargs.items()
     }
-    sizes = {str(key): rows_in(t) for key, t in [*enumerate(out_args, 1), *out_kwargs.items()]}
+    sizes = {str(key): rows_in(t) for key, t in [*enumerate(fitted_args, 1), *fitted.items()]}
     if len(set(sizes.values())) != 1 or 0 in sizes.values():
         raise DataError(
             where=where,
@@ -127,49 +121,57 @@ def fit_batch(
             allowed="the same number, at least 1, in each input",
             fix="put the examples on the first axis of every array",
         )
-    return out_args, out_kwargs
+    return fitted_args, fitted
 
 
-def _fit(
-    value: object, spec: TensorSpec | None, name: str, where: str, accepts: Accepts | None
-) -> Any:
+def shaped(specs: Sequence[TensorSpec], batch: Batch) -> tuple[TensorSpec, ...]:
+    """Return descriptions of inputs in the shapes that a batch has."""
+    args = iter(batch[0])
+    values = [next(args) if one.name is None else batch[1][one.name] for one in specs]
+    return tuple(
+        one.model_copy(update={"shape": tuple(value.shape[1:])})
+        if isinstance(value, Tensor)
+        else one
+        for one, value in zip(specs, values, strict=True)
+    )
+
+
+def _fit(value: object, spec: TensorSpec | None, where: str, accepts: Accepts | None) -> Any:
     held = [] if isinstance(value, Tensor) else tensors_in(value, objects=True)
     if held:  # a list of pictures, a packed sequence, a dataclass: as the model takes it
         for one in held:
-            _check_finite(one, name, where)
+            _check_finite(one, where)
         return map_tensors(lambda t: t.detach().cpu(), value)
     if not isinstance(value, Tensor) or value.dim() == 0:
         kind = "a single number" if isinstance(value, Tensor) else type(value).__name__
         raise DataError(
-            where=f"{where}, {name}",
+            where=where,
             found=kind,
             allowed="an array with the examples on its first axis",
             fix="turn it into a tensor; images need transforms.ToTensor()",
         )
     tensor = value.detach().cpu()
     if spec is not None:
-        _check_shape(tensor, spec, name, where, accepts)
-        tensor = _cast(tensor, spec, name, where)
-    _check_finite(tensor, name, where)
+        _check_shape(tensor, spec, where, accepts)
+        tensor = _cast(tensor, spec, where)
+    _check_finite(tensor, where)
     if spec is not None and not tensor.is_floating_point() and tensor.dtype != torch.bool:
-        _check_range(tensor, spec, name, where)
+        _check_range(tensor, spec, where)
     return tensor.contiguous()
 
 
-def _check_finite(tensor: Tensor, name: str, where: str) -> None:
+def _check_finite(tensor: Tensor, where: str) -> None:
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
         bad = int((~torch.isfinite(tensor)).sum())
         raise DataError(
-            where=f"{where}, {name}",
+            where=where,
             found=f"{bad:,} of {tensor.numel():,} values of a batch are NaN or infinite",
             allowed="finite numbers",
             fix="remove or mend those examples",
         )
 
 
-def _check_shape(
-    tensor: Tensor, spec: TensorSpec, name: str, where: str, accepts: Accepts | None
-) -> None:
+def _check_shape(tensor: Tensor, spec: TensorSpec, where: str, accepts: Accepts | None) -> None:
     shape = tuple(tensor.shape[1:])
     # Token ids: the example's length is one of many that the model takes.
     free = len(spec.shape) == 1 and "int" in spec.dtype and len(shape) == 1
@@ -179,7 +181,7 @@ def _check_shape(
     if len(shape) == len(spec.shape) and accepts is not None and accepts(spec, shape):
         return
     raise DataError(
-        where=f"{where}, {name}",
+        where=where,
         found=f"examples of shape {_words(shape)}",
         allowed=f"{_words(spec.shape)}, the model's input {spec}",
         fix=f"resize the data to {_words(spec.shape)}, or, if the model takes {_words(shape)}, "
@@ -191,28 +193,28 @@ def _words(shape: Sequence[int]) -> str:
     return "x".join(str(n) for n in shape) or "one number"
 
 
-def _cast(tensor: Tensor, spec: TensorSpec, name: str, where: str) -> Tensor:
+def _cast(tensor: Tensor, spec: TensorSpec, where: str) -> Tensor:
     dtype: torch.dtype = getattr(torch, spec.dtype)
     if dtype.is_floating_point == tensor.is_floating_point() and not tensor.is_complex():
         return tensor.to(dtype)
-    is_float = dtype.is_floating_point
+    fix = "save them as integers, or describe the input as it is with --input"
+    if dtype.is_floating_point:
+        fix = "convert and scale them as in training, such as array.astype('float32') / 255"
     raise DataError(
-        where=f"{where}, {name}",
+        where=where,
         found=f"{str(tensor.dtype).removeprefix('torch.')} values",
         allowed=f"{spec.dtype}, the model's input {spec}",
-        fix="convert and scale them as in training, such as array.astype('float32') / 255"
-        if is_float
-        else "save them as integers, or describe the input as it is with --input",
+        fix=fix,
     )
 
 
-def _check_range(tensor: Tensor, spec: TensorSpec, name: str, where: str) -> None:
+def _check_range(tensor: Tensor, spec: TensorSpec, where: str) -> None:
     if tensor.numel() == 0 or spec.high is None:
         return
     low, top = int(tensor.min()), int(tensor.max())
     if low < 0 or top >= spec.high:
         raise DataError(
-            where=f"{where}, {name}",
+            where=where,
             found=f"ids from {low} to {top}",
             allowed=f"0 to {spec.high - 1}, what the model's word table holds",
             fix="the tokenizer does not fit the model: take the one the model was trained with",

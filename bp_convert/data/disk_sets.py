@@ -16,7 +16,7 @@ from bp_convert.data.arrays import as_labels
 from bp_convert.data.collate import LABELS, assign
 from bp_convert.data.dataset import Item, Part, Rows, placed
 from bp_convert.data.locator import Locator
-from bp_convert.data.pictures import OPTIONS, Pictures
+from bp_convert.data.pictures import Pictures
 from bp_convert.data.text_lines import TextLines
 from bp_convert.errors import DataError
 from bp_convert.values.tensors import TensorSpec
@@ -96,7 +96,6 @@ class _Images(_Labelled, Pictures):
     def __init__(
         self, source: Locator, specs: Sequence[TensorSpec], found: Any, column: str, split: str
     ) -> None:
-        source.admit(OPTIONS)
         super().__init__(source)
         self.split = split
         self._data, self._column = found, column
@@ -107,10 +106,6 @@ class _Images(_Labelled, Pictures):
 
     def _picture(self, row: int) -> Image.Image:
         found: Image.Image = self._data[row][self._column]
-        return found
-
-    def _pictures(self, rows: Sequence[int]) -> list[Image.Image]:
-        found: list[Image.Image] = self._data[list(rows)][self._column]
         return found
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from bp_convert.data.arrays import ArrayRows, of_tensors, open_arrays
+from bp_convert.data.arrays import ArrayRows, array_rows, open_arrays
 from bp_convert.data.collate import assign
 from bp_convert.data.dataset import Item, Part, Rows, Stream
 from bp_convert.data.examples import Examples
@@ -220,21 +220,10 @@ def tensor_rows(
         DataError: the tensors do not fit each other.
     """
     if isinstance(inputs, Mapping):
-        rows = array_rows(((), dict(inputs), labels), where)
+        item: Item = (), dict(inputs), labels
     else:
         values = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
-        rows = array_rows(name_inputs(values, specs, labels), where)
+        item = name_inputs(values, specs, labels)
+    rows = array_rows(item, where)
     rows.text, rows.specs = text, specs
     return rows
-
-
-def array_rows(item: Item, where: str) -> ArrayRows:
-    """Return rows of tensors that hold all examples at once."""
-    args, kwargs, labels = item
-    inputs: dict[str, str | None] = {f"input {i + 1}": None for i in range(len(args))}
-    inputs |= {key: key for key in kwargs}
-    tensors = dict(zip(inputs, [*args, *kwargs.values()], strict=True))
-    name = None if labels is None else "the labels"
-    if labels is not None:
-        tensors["the labels"] = labels
-    return ArrayRows(of_tensors(tensors, where), inputs, name, where)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bp_convert.data.images import look_for
 from bp_convert.data.locator import Locator
-from bp_convert.data.pictures import OPTIONS, Pictures
+from bp_convert.data.pictures import Pictures
 from bp_convert.errors import DataError
 from bp_convert.values.tensors import TensorSpec
 
@@ -35,7 +35,6 @@ class ImageFolder(Pictures):
     threads = 8
 
     def __init__(self, source: Locator, specs: Sequence[TensorSpec]) -> None:
-        source.admit(OPTIONS)
         super().__init__(source)
         folder = source.path
         self.classes = [one.name for one in _visible(folder) if one.is_dir()]

@@ -25,13 +25,14 @@ class Pictures(Rows):
     Args:
         source: with the option ``broken``: ``stop``, or ``skip`` to look at every image once and
             leave the broken ones out.
-
+        options: that it may have.
     """
 
     threads = 1  # that may look for broken images at a time
     _look: Look
 
-    def __init__(self, source: Locator) -> None:
+    def __init__(self, source: Locator, options: Sequence[str] = OPTIONS) -> None:
+        source.admit(options)
         self._source, self.where = source, source.where
         self._skips = source.options.get("broken", "stop") == "skip"
         if source.options.get("broken", "skip") not in ("stop", "skip"):
@@ -47,14 +48,8 @@ class Pictures(Rows):
         Raises:
             DataError: some of them are broken; it names all that are.
         """
-        try:
-            pictures = self._pictures(rows)
-        except DataError:
-            raise
-        except Exception as problem:
-            raise self._unreadable(rows, problem) from problem
-        args, kwargs = self._look.batch([self._look.tensor(one) for one in pictures])
-        return args, kwargs, self._labels_of(rows)
+        tensors = [self._look.tensor(one) for one in self._whole(rows)]
+        return *self._look.batch(tensors), self._labels_of(rows)
 
     # What each source says of its images
 
@@ -65,9 +60,6 @@ class Pictures(Rows):
     def _picture(self, row: int) -> Image.Image:
         """Decode an image; whatever the decoder raises comes through."""
         raise NotImplementedError
-
-    def _pictures(self, rows: Sequence[int]) -> list[Image.Image]:
-        return [self._picture(row) for row in rows]
 
     def _name(self, row: int) -> str:
         return f"image {row}"
@@ -84,13 +76,15 @@ class Pictures(Rows):
             with ThreadPoolExecutor(self.threads) as pool:
                 problems = enumerate(pool.map(self._problem, range(len(self))))
                 self.broken = frozenset(row for row, problem in problems if problem is not None)
-        first = next((row for row in range(len(self)) if row not in self.broken), 0)
+        return self._whole([next((n for n in range(len(self)) if n not in self.broken), 0)])[0]
+
+    def _whole(self, rows: Sequence[int]) -> list[Image.Image]:
         try:
-            return self._picture(first)
+            return [self._picture(row) for row in rows]
         except DataError:
             raise
         except Exception as problem:
-            raise self._unreadable([first], problem) from problem
+            raise self._unreadable(rows, problem) from problem
 
     def _problem(self, row: int) -> Exception | None:
         try:
@@ -117,12 +111,11 @@ class Pictures(Rows):
         least = "at least " if late else ""
         text = self._source.text
         option = f"{text}{'&' if self._source.options else '?'}broken=skip"
+        them = "it" if len(found) == 1 else "them"
+        fix = f"mend or remove {them}, or leave broken images out: {option}"
         return self._source.bad(
             f"{least}{len(found):,} of {len(self):,} images cannot be read: {names}{more} "
             f"(such as {type(problem).__name__}: {problem})",
             "whole images",
-            "there is no other image"
-            if self._skips
-            else "mend or remove "
-            f"{'it' if len(found) == 1 else 'them'}, or leave broken images out: {option}",
+            "there is no other image" if self._skips else fix,
         )

@@ -9,19 +9,20 @@ of it can be scored. Published sets bring a part for each.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from bp_convert.data.collate import Accepts
+from bp_convert.data.collate import Accepts, fit_batch, shaped
 from bp_convert.data.dataset import Part, Rows, Stream, empty
 from bp_convert.data.examples import Examples, used_up
 from bp_convert.data.factory import Data, has_parts, is_arrays, open_data
 from bp_convert.data.locator import Locator
+from bp_convert.data.pictures import Pictures
 from bp_convert.data.share import (
     EXAMPLES,
     FRESH,
@@ -163,6 +164,7 @@ class _Rule:
     tokenizer: str | Path | None
     download: bool
     opened: dict[Any, Rows | Stream] = field(default_factory=dict)
+    tried: dict[tuple[TensorSpec, ...], bool] = field(default_factory=dict)
 
     def split(self) -> Split:
         uses, notes = self.uses, list[str]()
@@ -210,7 +212,7 @@ class _Rule:
     def _start(self, data: Rows | Stream) -> Share:
         """Cut out what is calibrated on: of rows, all but what training and a score need."""
         uses, count = self.uses, self.uses.count
-        known = Share(data, None, count, 0, self.batch, self._accepts)
+        known = Share(data, None, count, 0, self.batch, self._accepts(self.specs))
         if isinstance(data, Stream):
             return known
         order = shuffled(data, self.settings.seed)
@@ -225,9 +227,9 @@ class _Rule:
 
     def _end(self, data: Rows | Stream, taken: int) -> Share:
         """Cut out what is scored: none of what calibration took, and half where training learns."""
-        count = self.uses.scored
+        count, accepts = self.uses.scored, self._accepts(self.specs)
         if isinstance(data, Stream):
-            return Share(data, None, count, taken, self.batch, self._accepts)
+            return Share(data, None, count, taken, self.batch, accepts)
         order = shuffled(data, self.settings.seed)
         learnt = (self.uses.learn, *self.uses.beside)
         shared = any(one is not None and is_same(one, self.uses.evaluate) for one in learnt)
@@ -236,25 +238,25 @@ class _Rule:
         rows = last_rows(order, count, taken, halved=shared)
         if not rows:
             raise used_up(data.where, len(order), taken)
-        return Share(data, tuple(rows), count, 0, self.batch, self._accepts)
+        return Share(data, tuple(rows), count, 0, self.batch, accepts)
 
-    @cached_property
-    def _accepts(self) -> Accepts:
-        @cache
+    def _accepts(self, specs: tuple[TensorSpec, ...]) -> Accepts:
         def accepts(spec: TensorSpec, shape: tuple[int, ...]) -> bool:
             other = spec.model_copy(update={"shape": shape})
-            specs = tuple(other if one == spec else one for one in self.specs)
-            return runs(self.model, SampleInputs(specs))
+            changed = tuple(other if one == spec else one for one in specs)
+            if changed not in self.tried:
+                self.tried[changed] = runs(self.model, SampleInputs(changed))
+            return self.tried[changed]
 
         return accepts
 
     def _training(
         self, calibrate: Share | None, evaluate: Share | None
     ) -> tuple[Share, Share | None, list[str]]:
-        uses, notes = self.uses, []
+        uses, notes = self.uses, list[str]()
         specs = self._trained_specs(calibrate)
-        how: dict[str, Any] = {"download": self.download, "text": "the data given"}
-        data = self._open(uses.learn, "train", specs, uses.order, **how)
+        accepts = self._accepts(specs)
+        data = self._learnt(uses.learn, "train", specs, accepts)
         scored, fitted = set(uses.left_out), set(uses.fitted)
         if evaluate is not None and is_same(uses.learn, uses.evaluate):
             if evaluate.numbers is None:
@@ -267,30 +269,36 @@ class _Rule:
             scored |= set(evaluate.numbers)
         if calibrate is not None and is_same(uses.learn, uses.calibrate):
             fitted |= set(calibrate.rows or ())
-        learnt: Sequence[int] | None = None
-        held = None
-        if isinstance(data, Rows):
-            if data.broken:
-                notes.append(broken_words(len(data.broken)))
-                scored |= data.broken
-            learnt = [row for row in range(len(data)) if row not in scored]
-        if not isinstance(uses.validation, int | float):
-            other = self._open(uses.validation, "test", specs, uses.order, **how)
+        if isinstance(data, Rows) and data.broken:
+            notes.append(broken_words(len(data.broken)))
+            scored |= data.broken
+        share = uses.validation
+        if not isinstance(share, int | float):
+            other = self._learnt(share, "test", specs, accepts)
             parts = all(isinstance(one, Rows) and bool(one.split) for one in (data, other))
-            check_apart(uses.learn, uses.validation, other.where, parts=parts)
-            held = _whole(other)
-        elif uses.validation and not isinstance(data, Rows):
-            notes.append(UNSPLIT)
-        elif uses.validation and isinstance(data, Rows):
-            learnt, kept = parted(
-                len(data), float(uses.validation), uses.order, data.where, fitted, scored
-            )
-            held = Share(data, tuple(kept))
-            if known := sum(row in fitted for row in kept):
-                notes.append(CALIBRATED.format(known, len(kept)))
-        if learnt is not None and not learnt:
-            raise empty(data.where)
-        return Share(data, None if learnt is None else tuple(learnt)), held, notes
+            check_apart(uses.learn, share, other.where, parts=parts)
+            return _whole(data, accepts, scored), _whole(other, accepts), notes
+        if not share:
+            return _whole(data, accepts, scored), None, notes
+        if isinstance(data, Stream):
+            return _whole(data, accepts), None, [*notes, UNSPLIT]
+        learnt, kept = parted(len(data), float(share), uses.order, data.where, fitted, scored)
+        if known := sum(row in fitted for row in kept):
+            notes.append(CALIBRATED.format(known, len(kept)))
+        return Share(data, tuple(learnt)), Share(data, tuple(kept)), notes
+
+    def _learnt(
+        self, data: Any, part: Part, specs: tuple[TensorSpec, ...], accepts: Accepts
+    ) -> Rows | Stream:
+        """Open what is trained or validated on, in the shape that it has where the model runs on
+        that; it is told from an example here, as no model is there in the processes that read."""
+        found = self._open(
+            data, part, specs, self.uses.order, download=self.download, text="the data given"
+        )
+        if isinstance(found, Rows) and not isinstance(found, Pictures) and len(found):
+            with suppress(DataError), found.draws or nullcontext():
+                found.specs = shaped(specs, fit_batch(*found[0][:2], specs, found.where, accepts))
+        return found
 
     def _trained_specs(self, calibrate: Share | None) -> tuple[TensorSpec, ...]:
         """Return what the model that is trained takes: as its plan will say."""
@@ -312,11 +320,12 @@ class _Rule:
         return self.opened[key]
 
 
-def _whole(data: Rows | Stream) -> Share:
-    """Return all of a source that can be read."""
+def _whole(data: Rows | Stream, accepts: Accepts, without: Collection[int] = ()) -> Share:
+    """Return all of a source that can be read, without some of its rows."""
     if isinstance(data, Stream):
-        return Share(data)
-    rows = tuple(row for row in range(len(data)) if row not in data.broken)
+        return Share(data, accepts=accepts)
+    left_out = {*without, *data.broken}
+    rows = tuple(row for row in range(len(data)) if row not in left_out)
     if not rows:
         raise empty(data.where)
     return Share(data, rows)

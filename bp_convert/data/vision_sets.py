@@ -61,15 +61,9 @@ class VisionSet(Pictures):
     """
 
     def __init__(
-        self,
-        source: Locator,
-        specs: Sequence[TensorSpec],
-        part: Part,
-        *,
-        download: bool = False,
+        self, source: Locator, specs: Sequence[TensorSpec], part: Part, *, download: bool
     ) -> None:
-        source.admit(("root", *OPTIONS))
-        super().__init__(source)
+        super().__init__(source, ("root", *OPTIONS))
         root = Path(source.options.get("root", ROOT)).expanduser()
         kind: Any = getattr(datasets, source.name)
         if source.name in {"EMNIST", "QMNIST", "PhotoTour"}:  # their split is another thing

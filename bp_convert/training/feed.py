@@ -159,7 +159,8 @@ class RowsFeed:
         for found, one, (_, share) in zip(loader, passes, mine, strict=True):
             if isinstance(found, BpConvertError):
                 raise found
-            yield Micro(*found, len(one), share)
+            args, kwargs, labels = found
+            yield Micro(args, kwargs, labels, len(one), share)
 
 
 def _same(found: Any) -> Any:

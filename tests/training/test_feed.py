@@ -199,6 +199,18 @@ def test_a_stream_without_a_length_wants_steps() -> None:
         read(_Again([runs.data()]), 0, "16")
 
 
+def test_data_of_another_shape_than_was_guessed_is_learnt_where_the_model_runs_on_it() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
+    )
+    images, labels = torch.randn(12, 3, 10, 9), torch.arange(12) % 2
+    more: dict[str, Any] = {"steps": 2, "batch": 4}
+    for data in ((images, labels), DataLoader(TensorDataset(images, labels), batch_size=4)):
+        assert bp_convert.finetune(model, data, **more)[1].steps == 2
+    with refuses("examples of shape 2x10x9"):
+        bp_convert.finetune(model, (images[:, :2], labels), **more)
+
+
 def test_validation_on_what_is_learnt_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=np.zeros((9, 3), "float32"))
     with refuses("learnt from"):
