@@ -10,9 +10,8 @@ from bp_convert.batch.matrix import Combination, combinations
 from bp_convert.errors import RecipeError
 from bp_convert.values.explain import at, validated
 from bp_convert.values.marks import Mark, Node, read_tree
-from bp_convert.values.recipe import Job, Recipe
+from bp_convert.values.recipe import TRAININGS, Job, Recipe
 
-TRAININGS = ("train", "finetune")
 _EITHER = {"steps": "epochs", "epochs": "steps"}  # of which a training has one
 _OWN = ("name", "about", "extends", "output")  # of one file; nobody inherits them
 _NOT_JOBS = (*_OWN, "defaults", "matrix", "jobs")

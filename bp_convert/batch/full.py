@@ -38,41 +38,12 @@ def trained_source(job: Job, identity: str, results: Results, progress: Progress
         return source
     home = results.folder / "full" / identity
     home.parent.mkdir(parents=True, exist_ok=True)
-    found = _cached(home, source)
-    if found is not None:
-        return found
-    progress("waiting for the full model", 0, 1)
+    if not _is_there(home):
+        progress("waiting for the full model", 0, 1)
     # The system lets the lock go when the process dies, whatever kills it.
     with FileLock(home.with_suffix(".lock")):
-        found = _cached(home, source)
-        if found is not None:
-            return found
-        folder = results.training(f"full-{identity}")
-
-        def tell(words: str, done: int, total: int) -> None:
-            progress(f"full model: {words}", done, total)
-
-        run = seeded(job, job.train)
-        assert run is not None
-        alone = job.model_copy(update={"teacher": "none"})
-        split = split_of(job, source.model, run, full=True)
-        outputs = Outputs(checkpoints=folder, resume=True)
-        model, trained = learn(source.model, source, alone, run, split, outputs, tell)
-        with results.drafted(f"full-{identity}") as draft:
-            state = {name: one.detach().cpu() for name, one in model.state_dict().items()}
-            write_all([(draft / WEIGHTS, lambda path: torch.save(state, path))])
-            write_text(draft / TRAINED, trained.model_dump_json(indent=1) + "\n")
-            shutil.rmtree(home, ignore_errors=True)  # what somebody has taken a file out of
-            draft.rename(home)
-        shutil.rmtree(folder, ignore_errors=True)
-    done = _cached(home, source)
-    assert done is not None
-    return done
-
-
-def _cached(home: Path, source: SourceModel) -> SourceModel | None:
-    if not all((home / name).is_file() for name in (WEIGHTS, TRAINED)):
-        return None
+        if not _is_there(home):
+            _train(job, source, home, results, progress)
     try:
         state = torch.load(home / WEIGHTS, weights_only=True, map_location="cpu")
         source.model.load_state_dict(state)
@@ -86,3 +57,29 @@ def _cached(home: Path, source: SourceModel) -> SourceModel | None:
         ) from None
     words = f"{source.words}, trained for {trained.steps:,} steps"
     return replace(source, words=words, trained=True, full=trained)
+
+
+def _is_there(home: Path) -> bool:
+    return all((home / name).is_file() for name in (WEIGHTS, TRAINED))
+
+
+def _train(job: Job, source: SourceModel, home: Path, results: Results, progress: Progress) -> None:
+    """Train a full model, go on where a killed run was, and put it into its folder."""
+    folder = results.training(f"full-{home.name}")
+
+    def tell(words: str, done: int, total: int) -> None:
+        progress(f"full model: {words}", done, total)
+
+    run = seeded(job, job.train)
+    assert run is not None
+    alone = job.model_copy(update={"teacher": "none"})
+    split = split_of(job, source.model, run, full=True)
+    outputs = Outputs(checkpoints=folder, resume=True)
+    model, trained = learn(source.model, source, alone, run, split, outputs, tell)
+    with results.drafted(f"full-{home.name}") as draft:
+        state = {name: one.detach().cpu() for name, one in model.state_dict().items()}
+        write_all([(draft / WEIGHTS, lambda path: torch.save(state, path))])
+        write_text(draft / TRAINED, trained.model_dump_json(indent=1) + "\n")
+        shutil.rmtree(home, ignore_errors=True)  # what somebody has taken a file out of
+        draft.rename(home)
+    shutil.rmtree(folder, ignore_errors=True)

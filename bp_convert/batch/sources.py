@@ -18,24 +18,20 @@ _LIBRARIES = ("torchvision", "timm", "bp")
 
 def data_sources(job: Job) -> Iterator[tuple[str, str]]:
     """Yield (key, source) for all data that a job names."""
-    found = [("calibrate", job.calibrate), ("evaluate", job.evaluate)]
-    for key in ("train", "finetune"):
-        training = getattr(job, key)
-        if training is not None:
-            found.append((f"{key}.data", training.data))
-            if isinstance(training.validation, str):
-                found.append((f"{key}.validation", training.validation))
-    yield from ((key, one) for key, one in found if one)
+    found = {"calibrate": job.calibrate, "evaluate": job.evaluate}
+    for key, training in job.trainings.items():
+        found[f"{key}.data"] = training.data
+        if isinstance(training.validation, str):
+            found[f"{key}.validation"] = training.validation
+    yield from ((key, one) for key, one in found.items() if one)
 
 
 def code_files(job: Job) -> Iterator[tuple[str, Path]]:
     """Yield (key, file) for all Python files that a job runs."""
     named = [*data_sources(job), ("arch", job.arch or ""), ("metric", job.metric or "")]
-    for key in ("train", "finetune"):
-        training = getattr(job, key)
-        if training is not None:
-            named += [(f"{key}.optimizer", training.optimizer)]
-            named += [(f"{key}.schedule", training.schedule)]
+    for key, training in job.trainings.items():
+        named += [(f"{key}.optimizer", training.optimizer)]
+        named += [(f"{key}.schedule", training.schedule)]
     for key, text in named:
         file, colon, _ = text.partition("?")[0].rpartition(":")
         if colon and file.endswith(".py"):
@@ -98,9 +94,8 @@ def check_scores(stated: Stated) -> None:
     Raises:
         RecipeError: one source without parts is learnt and validated on.
     """
-    for key in ("train", "finetune"):
-        training = getattr(stated.job, key)
-        if training is None or not training.data or not isinstance(training.validation, str):
+    for key, training in stated.job.trainings.items():
+        if not training.data or not isinstance(training.validation, str):
             continue
         apart = has_parts(training.data) is not False
         try:

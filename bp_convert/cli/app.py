@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -113,9 +114,9 @@ def convert(
         check_dry_run(ctx, evaluate=evaluate, finetune=finetune, timed=timed)
     with errors_shown() as trail:
         from bp_convert.cli.reading import settings_from, training_for
-        from bp_convert.run.written import Outputs, check_model
+        from bp_convert.run.written import check_model
 
-        training, beside = training_for(finetune, calibrate)
+        training, outputs = training_for(finetune, calibrate)
         job = Job(
             name="convert",
             model=str(model),
@@ -137,14 +138,12 @@ def convert(
             unchecked=unchecked,
         )
         check_model(model)
-        outputs = Outputs(
+        outputs = replace(
+            outputs,
             model=None if dry_run else output or Path(f"{model.stem}-bp.pt"),
             plan=plan_out,
             reports=tuple(report or ()),
             force=force,
-            checkpoints=beside.folder,
-            resume=beside.resume,
-            download=beside.download,
             command=typed(),
         )
         outputs.check()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bp_convert.errors import PlanError, TrainingError
+from bp_convert.run.written import Outputs
 from bp_convert.values.explain import validated
 from bp_convert.values.marks import read_tree, read_word
 from bp_convert.values.settings import Settings
@@ -17,20 +17,7 @@ from bp_convert.values.target import Target
 if TYPE_CHECKING:
     from bp_convert.values.training import Training
 
-
-@dataclass(frozen=True)
-class Beside:
-    """Where a training run is kept and what it may do: no settings, but beside them.
-
-    Attributes:
-        folder: of checkpoints.
-        resume: go on from the newest of them.
-        download: let torchvision fetch a data set.
-    """
-
-    folder: Path | None = None
-    resume: bool = False
-    download: bool = False
+BESIDE = ("folder", "resume", "download")  # no settings of training, but of its run
 
 
 def settings_from(path: Path | None = None, **flags: Any) -> Settings:
@@ -52,7 +39,7 @@ def settings_from(path: Path | None = None, **flags: Any) -> Settings:
     return validated(Settings, merged, "setting", error=PlanError)
 
 
-def training_from(words: Sequence[str], option: str, **flags: Any) -> tuple[Training, Beside]:
+def training_from(words: Sequence[str], option: str, **flags: Any) -> tuple[Training, Outputs]:
     """Read training settings.
 
     Args:
@@ -61,7 +48,7 @@ def training_from(words: Sequence[str], option: str, **flags: Any) -> tuple[Trai
         flags: settings that have an option of their own; they win. None was not given.
 
     Returns:
-        The settings, and what was said beside them.
+        The settings, and where the run is kept and what it may do.
 
     Raises:
         TrainingError: a word of another form, an unknown key, or a value that is not valid.
@@ -79,28 +66,27 @@ def training_from(words: Sequence[str], option: str, **flags: Any) -> tuple[Trai
                 fix="write KEY=VALUE; values with spaces need quotes",
             )
         _put(given, key.replace("-", "_").split("."), read_word(value), f"{option} {word}")
-    folder = given.pop("folder", None)
-    beside = Beside(
-        None if folder is None else Path(str(folder)),
-        resume=bool(given.pop("resume", False)),
-        download=bool(given.pop("download", False)),
+    folder, resume, download = (given.pop(name, None) for name in BESIDE)
+    outputs = Outputs(
+        checkpoints=None if folder is None else Path(str(folder)),
+        resume=bool(resume),
+        download=bool(download),
     )
     given.update((name, one) for name, one in flags.items() if one is not None)
-    known = [one.name for one in fields(Beside)]
-    return validated(Training, given, option, error=TrainingError, beside=known), beside
+    return validated(Training, given, option, error=TrainingError, beside=BESIDE), outputs
 
 
 def training_for(
     words: Sequence[str] | None, calibrate: str | None
-) -> tuple[Training | None, Beside]:
+) -> tuple[Training | None, Outputs]:
     """Read ``--finetune``; the data of ``--calibrate`` is trained on where it names none.
 
     Raises:
         TrainingError: a setting is not valid, or there is no data.
     """
     if not words:
-        return None, Beside()
-    settings, beside = training_from(words, "--finetune")
+        return None, Outputs()
+    settings, outputs = training_from(words, "--finetune")
     if settings.data is None:
         if calibrate is None:
             raise TrainingError(
@@ -110,7 +96,7 @@ def training_for(
                 fix="name the data to train on, such as --finetune data=FashionMNIST",
             )
         settings = settings.model_copy(update={"data": calibrate})
-    return settings, beside
+    return settings, outputs
 
 
 def _put(given: dict[str, Any], keys: list[str], value: Any, where: str) -> None:

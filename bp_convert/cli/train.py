@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,9 +12,6 @@ from bp_convert.cli import flags as o
 from bp_convert.cli.session import errors_shown, progress_shown, show_files
 from bp_convert.values.marks import read_word
 from bp_convert.values.text import as_json
-
-if TYPE_CHECKING:
-    from bp_convert.values.training import Trained
 
 ON = "On what   --data FashionMNIST --validation 0.1"
 HOW = "How   --epochs 3 --lr 1e-3 --set distill.logits=2 --preset paper"
@@ -104,7 +101,7 @@ def finetune(
         from bp_convert.cli.reading import training_from
         from bp_convert.run.written import Outputs, check_model, is_architecture
 
-        settings, beside = training_from(
+        settings, kept = training_from(
             set or [],
             "--set",
             data=data,
@@ -141,9 +138,9 @@ def finetune(
                 settings=settings,
                 metric=metric,
                 inputs=input,
-                folder=folder or beside.folder,
-                resume=resume or beside.resume,
-                download=download or beside.download,
+                folder=folder or kept.checkpoints,
+                resume=resume or kept.resume,
+                download=download or kept.download,
                 tokenizer=tokenizer or tokenizer_in(model, arch),
                 progress=progress,
             )
@@ -155,19 +152,14 @@ def finetune(
         if json_only:
             print(as_json(report))
             return
-        _print(report, quiet=quiet)
+        from bp_convert.render import words
+
+        for line in [] if quiet else words.trained_lines(report):
+            print(line)
+        print(words.trained_verdict(report))
         show_files([] if quiet else written)
 
 
 def _stem(model: str) -> str:
     name = Path(model).stem if Path(model).exists() else model.partition("?")[0].rpartition(":")[2]
     return name or "model"
-
-
-def _print(report: Trained, *, quiet: bool) -> None:
-    from bp_convert.render import words
-
-    if not quiet:
-        for line in words.trained_lines(report):
-            print(line)
-    print(words.trained_verdict(report))

@@ -5,22 +5,21 @@ Importing it gives plans, reports, probes and sweeps their looks.
 
 from __future__ import annotations
 
-from bp_convert.values.plan import Plan
-from bp_convert.values.report import Report
-from bp_convert.values.shown import looks_of
-from bp_convert.values.study import Probe, Sweep
+from typing import Any
+
+from bp_convert.values.base import LOOKS
 
 
-def _text(value: Plan | Report | Probe | Sweep) -> str:
+def _text(value: Any) -> str:
     from bp_convert.render.looks import text
 
     return text(value)
 
 
-def _html(value: Plan | Report | Probe | Sweep) -> str:
+def _html(value: Any) -> str:
     from bp_convert.render.looks import html
 
     return html(value)
 
 
-looks_of(Plan, Report, Probe, Sweep, text=_text, html=_html)
+LOOKS.update(text=_text, html=_html)

@@ -31,11 +31,7 @@ def page(summary: Summary) -> Page:
         title=summary.name,
         verdict=cells_of.verdict(summary),
         sections=tuple(section for section in found if section.parts),
-        facts=facts(
-            command=f"bp-convert recipe run {summary.recipe}" if summary.recipe else "",
-            versions=summary.versions,
-            machine=summary.machine,
-        ),
+        facts=facts(summary, f"bp-convert recipe run {summary.recipe}" if summary.recipe else ""),
         terms=(
             *("alpha", "rank R", "term", "target", "low rank", "params", "kept", "MAC"),
             *("score", "seed"),

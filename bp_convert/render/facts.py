@@ -3,41 +3,41 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from bp_convert.render.numbers import clock
+from bp_convert.values.outcome import Summary
+from bp_convert.values.report import Report
 from bp_convert.values.settings import Settings
+from bp_convert.values.study import Probe, Sweep
 
 
 def facts(
-    *,
-    command: str = "",
-    source: str = "",
+    result: Report | Probe | Sweep | Summary,
+    command: str,
     settings: Settings | None = None,
     inputs: Sequence[object] = (),
-    data: str = "",
-    versions: Mapping[str, str] | None = None,
-    machine: str = "",
-    seconds: float | None = None,
 ) -> tuple[tuple[str, str], ...]:
     """Return (what, words) for all that is known.
 
     Args:
         command: as it was typed; empty where no command was.
+        settings: that were asked for.
         inputs: that one example is.
-        data: what factors were fitted to.
     """
+    # A summary is of jobs that have a model, data and a time of their own.
+    one = None if isinstance(result, Summary) else result
     known = {
         "command": command,
-        "model": source,
-        "settings": "" if settings is None else asked(settings),
-        "seed": "" if settings is None else str(settings.seed),
+        "model": one.source if one else "",
+        "settings": asked(settings) if settings else "",
+        "seed": str(settings.seed) if settings else "",
         "inputs": ", ".join(map(str, inputs)),
-        "fitted to": data,
-        "versions": ", ".join(f"{name} {number}" for name, number in (versions or {}).items()),
-        "machine": machine,
-        "time": clock(seconds) if seconds else "",
+        "fitted to": one.calibration if one else "",
+        "versions": ", ".join(f"{name} {number}" for name, number in result.versions.items()),
+        "machine": result.machine,
+        "time": clock(one.seconds) if one and one.seconds else "",
     }
     return tuple((what, words) for what, words in known.items() if words)
 

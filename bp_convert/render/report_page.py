@@ -41,16 +41,7 @@ def page(report: Report, command: str = "", *, folded: bool = False) -> Page:
             Section("Layers", (_layers(report, folded=folded),)),
             *_sections(report),
         ),
-        facts=facts(
-            command=command,
-            source=report.source,
-            settings=report.plan.settings,
-            inputs=report.plan.inputs,
-            data=report.calibration,
-            versions=report.versions,
-            machine=report.machine,
-            seconds=report.seconds,
-        ),
+        facts=facts(report, command, report.plan.settings, report.plan.inputs),
         terms=(
             *("params", "MAC", "replaced", "pair", "rank R", "term", "relative error"),
             *(("alpha",) if report.plan.settings.alpha > 1 else ()),

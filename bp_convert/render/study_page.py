@@ -48,15 +48,7 @@ def probe_page(probe: Probe, command: str = "") -> Page:
             Section("", (saved,) if able else ()),
             Section("Layers", (Note(f"{legend(probe)}."), table)),
         ),
-        facts=facts(
-            command=command,
-            source=probe.source,
-            settings=probe.settings,
-            data=probe.calibration,
-            versions=probe.versions,
-            machine=probe.machine,
-            seconds=probe.seconds,
-        ),
+        facts=facts(probe, command, probe.settings),
         terms=("params", "saves", "relative error", "term", "pair", "rank R", "low rank", "seed"),
     )
 
@@ -94,15 +86,7 @@ def sweep_page(sweep: Sweep, command: str = "") -> Page:
         title=f"{sweep.model.rpartition('.')[2]}: size against quality",
         verdict=sweep.verdict,
         sections=(Section("", _pictures(sweep)), Section("Points", (table, *notes))),
-        facts=facts(
-            command=command,
-            source=sweep.source,
-            settings=sweep.settings,
-            data=sweep.calibration,
-            versions=sweep.versions,
-            machine=sweep.machine,
-            seconds=sweep.seconds,
-        ),
+        facts=facts(sweep, command, sweep.settings),
         terms=(
             *("target", "method", "term", "low rank", "params", "kept", "MAC"),
             *("relative error", "estimated error", "score", "seed"),

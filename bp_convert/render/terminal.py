@@ -24,15 +24,6 @@ _FIXED = 8 + 6 + 6 + 5 + 8  # action, params, after, error, gaps
 _COLOURS = {"replaced": "green", "widened": "yellow", "kept": ""}
 
 
-def show(report: Report, console: Console, *, every: bool = False) -> None:
-    """Print a report.
-
-    Args:
-        every: one row a layer, instead of folding repeated ones.
-    """
-    console.print(rendered(report, every=every))
-
-
 def rendered(report: Report, *, every: bool = False) -> RenderableType:
     """Return the whole report as one renderable."""
     parts: list[RenderableType] = [_head(report)]

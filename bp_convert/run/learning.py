@@ -43,7 +43,7 @@ def split_of(
         fits=not full and job.counterpart not in ("full", "pruned"),
         evaluate=job.evaluate,
         scored=job.scored,
-        beside=tuple(one.data for one in (job.train, job.finetune) if one is not None),
+        beside=tuple(one.data for one in job.trainings.values()),
     )
     return split_for(
         model,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -11,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from bp_convert.errors import PlanError
 
 W = TypeVar("W", bound="Worded")
+# How values are drawn, as ``bp_convert.render`` says here: as lines for a terminal (``text``), and
+# as a piece of a page with all text escaped (``html``).
+LOOKS: dict[str, Callable[[Any], str]] = {}
 
 
 def _described(schema: dict[str, Any], cls: type[BaseModel]) -> None:
@@ -39,6 +43,16 @@ class Value(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", populate_by_name=True, json_schema_extra=_described
     )
+
+
+class Shown(Value):
+    """A value that ``print`` and notebooks draw as a table; its ``repr`` is a line or two."""
+
+    def __str__(self) -> str:
+        return LOOKS["text"](self) if LOOKS else repr(self)
+
+    def _repr_html_(self) -> str | None:
+        return LOOKS["html"](self) if LOOKS else None
 
 
 def one_or_many(value: Any) -> Any:

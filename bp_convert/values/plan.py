@@ -7,10 +7,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from bp_convert.values.base import Value
+from bp_convert.values.base import Shown, Value
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.settings import Init, Settings
-from bp_convert.values.shown import Shown
 from bp_convert.values.tensors import TensorSpec
 
 NAMED = 0.01  # share of the parameters from which on a class of modules is worth a mention

@@ -20,17 +20,7 @@ ReportForm = Literal["html", "md", "json"]
 EXAMPLES = 512  # that are calibrated on
 BATCHES = (1, 32)  # at which latency is measured where none are named
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
-# Keys of a job that also stand in Settings, under their name there.
-SHARED = {
-    "alpha": "alpha",
-    "rank": "rank",
-    "target": "target",
-    "method": "method",
-    "init": "init",
-    "layers": "layers",
-    "input": "inputs",
-    "seed": "seed",
-}
+TRAININGS = ("train", "finetune")
 
 
 class Figures(Value):
@@ -115,6 +105,11 @@ class JobKeys(Value):
     _lists = field_validator("trust", "report", "input", "target", mode="before")(one_or_many)
 
 
+# Keys of a job that also stand in Settings, under their name there.
+SHARED = {key: key for key in Settings.model_fields if key in JobKeys.model_fields}
+SHARED["input"] = "inputs"
+
+
 class Job(JobKeys):
     """One conversion, with everything that its result depends on.
 
@@ -161,6 +156,11 @@ class Job(JobKeys):
             raise ValueError("the full model is not converted: leave alpha and target out")
         _ = self.request  # raises where settings do not go together
         return self
+
+    @property
+    def trainings(self) -> dict[str, Training]:
+        """The trainings that there are, by key."""
+        return {key: one for key in TRAININGS if (one := getattr(self, key)) is not None}
 
     @property
     def words(self) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from bp_convert.values.base import Value
+from bp_convert.values.base import Shown, Value
 from bp_convert.values.plan import LayerPlan, Plan
 from bp_convert.values.score import Number, Score
-from bp_convert.values.shown import Shown
 from bp_convert.values.training import Trained
 
 

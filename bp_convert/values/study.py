@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from bp_convert.values.base import Value
+from bp_convert.values.base import Shown, Value
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.score import Score
 from bp_convert.values.settings import Settings
-from bp_convert.values.shown import Shown
 
 
 class ProbeRow(Value):

@@ -18,7 +18,7 @@ from bp_convert.render.fold import common, fold, middle, wrapped
 from bp_convert.render.glossary import MEANING
 from bp_convert.render.numbers import change, percent, short, size
 from bp_convert.render.summary import verdict
-from bp_convert.render.terminal import show
+from bp_convert.render.terminal import rendered
 from bp_convert.render.words import kept, notes
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.plan import LayerPlan, OtherWeights, Plan, Totals
@@ -86,7 +86,7 @@ def markdown(report: Report) -> str:
 
 def _text(report: Report, width: int = 80, **how: Any) -> str:
     stream = io.StringIO()
-    show(report, Console(file=stream, width=width), **how)
+    Console(file=stream, width=width).print(rendered(report, **how))
     return stream.getvalue()
 
 

@@ -15,10 +15,11 @@ from typer.testing import CliRunner, Result
 
 import bp_convert
 from bp_convert.cli.app import app
-from bp_convert.cli.reading import Beside, training_from
+from bp_convert.cli.reading import training_from
 from bp_convert.cli.session import TRACEBACK
 from bp_convert.data import Split
 from bp_convert.errors import TrainingError
+from bp_convert.run.written import Outputs
 from tests.training import runs
 from tests.training.test_feed import names
 
@@ -198,7 +199,7 @@ def test_values_are_read_as_what_they_are() -> None:
     assert settings.distill.layers == 0.5
     assert settings.clip is None
     assert settings.workers == 2
-    assert beside == Beside(folder=Path("run"), resume=True)
+    assert beside == Outputs(checkpoints=Path("run"), resume=True)
 
 
 def test_the_validation_may_be_a_share(files: Path) -> None:
