@@ -233,33 +233,24 @@ def recommended(points: Sequence[Point], method: str) -> tuple[int | None, str]:
         for place, point in enumerate(points)
         if point.method == method and not point.out_of_reach
     ]
+    if not own:
+        return None, "No target is within reach."
     good = [(place, point) for place, point in own if _good(point)]
     if good:
         place, point = min(good, key=lambda one: one[1].params)
-        return place, f"Take {point.target}: the smallest that {_why(point)}."
-    if not own:
-        return None, "No target is within reach."
+        why = f"is expected to change outputs by at most {100 * CLOSE:.0f} %"
+        if point.score is not None:
+            why = f"loses at most {100 * GOOD:.0f} % of the source's {point.score.metric}"
+        return place, f"Take {point.target}: the smallest that {why}."
     place, point = max(own, key=lambda one: one[1].params)
-    kept = f"None of these keeps {_limit(point)}"
+    limit = f"the outputs within {100 * CLOSE:.0f} %"
+    if point.score is not None:
+        limit = f"{100 * (1 - GOOD):.0f} % of the source's {point.score.metric}"
+    kept = f"None of these keeps {limit}"
     return place, f"{kept}; the nearest is {point.target}. Ask for more, or train the result."
 
 
 def _good(point: Point) -> bool:
     if point.score is None:
         return point.error is not None and point.error <= CLOSE
-    lost = point.score.before - point.score.after
-    if not point.score.higher_is_better:
-        lost = -lost
-    return lost <= GOOD * abs(point.score.before)
-
-
-def _why(point: Point) -> str:
-    if point.score is None:
-        return f"is expected to change outputs by at most {100 * CLOSE:.0f} %"
-    return f"loses at most {100 * GOOD:.0f} % of the source's {point.score.metric}"
-
-
-def _limit(point: Point) -> str:
-    if point.score is None:
-        return f"the outputs within {100 * CLOSE:.0f} %"
-    return f"{100 * (1 - GOOD):.0f} % of the source's {point.score.metric}"
+    return point.score.lost <= GOOD * abs(point.score.before)

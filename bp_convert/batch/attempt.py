@@ -51,7 +51,15 @@ def run_in(draft: Path, task: Task, results: Results, progress: Progress) -> Out
             print(f"job {job.name}, {identity}, process {os.getpid()}")
             told = trail.told(_logged(progress))
             source = trained_source(job, task.full, results, told)
-            outputs = _outputs(draft, job, results.training(identity))
+            outputs = Outputs(
+                model=None if job.weights == "none" else draft / f"model.{job.weights}",
+                plan=draft / "plan.json",
+                training=draft / "training.json",
+                reports=tuple(draft / f"report.{form}" for form in job.report),
+                unconverted=True,
+                checkpoints=results.training(identity),
+                resume=True,
+            )
             done = run(job, outputs, given=Given(source), progress=told)
             assert done.outcome is not None
             outcome = done.outcome.model_copy(update={"identity": identity})
@@ -92,15 +100,3 @@ def _write_recipe(draft: Path, job: Job) -> None:
         keys["target"] = [str(one) for one in job.target]
     text = yaml.safe_dump(keys, sort_keys=False, allow_unicode=True)
     write_text(draft / "recipe.yaml", text, force=True)
-
-
-def _outputs(draft: Path, job: Job, checkpoints: Path) -> Outputs:
-    return Outputs(
-        model=None if job.weights == "none" else draft / f"model.{job.weights}",
-        plan=draft / "plan.json",
-        training=draft / "training.json",
-        reports=tuple(draft / f"report.{form}" for form in job.report),
-        unconverted=True,
-        checkpoints=checkpoints,
-        resume=True,
-    )

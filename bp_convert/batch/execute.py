@@ -7,11 +7,13 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from bp_convert.batch.book import Book, Stated
+from bp_convert.batch.cluster import Cluster
 from bp_convert.batch.folders import Results
 from bp_convert.batch.identity import Identities, Task
+from bp_convert.batch.local import Local
 from bp_convert.batch.onlooker import Onlooker
 from bp_convert.batch.sources import check_files, check_scores
 from bp_convert.errors import RecipeError
@@ -88,14 +90,17 @@ def run_recipe(book: Book, options: Options, watch: Onlooker) -> Summary:
         known = {task.job.name: task.identity for task in tasks}
         try:
             if left:
-                _executor(results, options).run(left, watch, keep_going=options.keep_going)
+                executor = Cluster if options.executor == "ray" else Local
+                executor(results, options.jobs).run(left, watch, keep_going=options.keep_going)
         finally:
             results.sweep()
             for one in book.jobs:
                 if one.job.name not in known:
                     known[one.job.name] = identities.of(one.job)
             summary = summarised(book, results, known)
-            write_summary(summary, results)
+            for form in FORMS:
+                path = results.folder / f"summary.{form}"
+                write_text(path, document(summary, form), force=True)
     return summary
 
 
@@ -124,31 +129,14 @@ def _left(
     return [task for task in tasks if task not in finished]
 
 
-class _Executor(Protocol):
-    def run(self, tasks: Sequence[Task], watch: Onlooker, *, keep_going: bool) -> None:
-        """Run all tasks."""
-
-
-def _executor(results: Results, options: Options) -> _Executor:
-    if options.executor == "ray":
-        from bp_convert.batch.cluster import Cluster
-
-        return Cluster(results, options.jobs)
-    from bp_convert.batch.local import Local
-
-    return Local(results, options.jobs)
-
-
 def summarised(book: Book, results: Results, identities: dict[str, str]) -> Summary:
     """Collect what became of every job of a recipe."""
     outcomes = []
-    for one in book.jobs:
-        name = one.job.name
-        found = results.outcome(name, identities[name])
-        if found is None:
-            found = Outcome(name=name, state="waiting", paper=one.job.paper)
+    for job in (one.job for one in book.jobs):
+        found = results.outcome(job.name, identities[job.name])
+        found = found or Outcome(name=job.name, state="waiting")
         # The paper's figures are no part of a job's identity: the recipe's are the ones meant.
-        outcomes.append(found.model_copy(update={"paper": one.job.paper}))
+        outcomes.append(found.model_copy(update={"paper": job.paper}))
     return Summary(
         name=book.name,
         about=book.about,
@@ -157,11 +145,3 @@ def summarised(book: Book, results: Results, identities: dict[str, str]) -> Summ
         versions=versions(),
         machine=machine(),
     )
-
-
-def write_summary(summary: Summary, results: Results) -> list[Path]:
-    """Write a summary as JSON, as a table, as a page, and as Markdown."""
-    return [
-        write_text(results.folder / f"summary.{form}", document(summary, form), force=True)
-        for form in FORMS
-    ]

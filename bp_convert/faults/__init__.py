@@ -147,9 +147,7 @@ def _trace(problem: BaseException) -> str:
     for part in traceback.TracebackException.from_exception(problem).format():
         found = part.rstrip().splitlines()
         if not part.startswith("  File"):  # a message, not a frame
-            found = re.sub(r"(?s)(tensor|array)\(.*", r"\1(...)", part.rstrip()).splitlines()[
-                :LINES
-            ]
+            found = _without_numbers(part.rstrip()).splitlines()[:LINES]
         lines += [one[:LENGTH] for one in found]
     return "\n".join(lines) + "\n"
 

@@ -20,6 +20,7 @@ from bp_convert.render.numbers import clock
 from bp_convert.values.outcome import Outcome, Summary
 
 WIDTH, LEAST = 80, 12  # of the table, and of a job's name
+MOST = 40  # jobs that a terminal shows
 _STATE = {"done": "green", "failed": "red", "waiting": "dim", "running": "cyan"}
 
 
@@ -79,7 +80,7 @@ def _inert(value: Any) -> Any:
 # A terminal of 80 columns
 
 
-def shown(summary: Summary, *, every: bool = False, limit: int = 40) -> RenderableType:
+def shown(summary: Summary) -> RenderableType:
     """Return the table of all jobs."""
     scored = next((one.score.metric for one in summary.jobs if one.score), "")
     printed = any(one.paper and one.paper.score is not None for one in summary.jobs)
@@ -87,7 +88,7 @@ def shown(summary: Summary, *, every: bool = False, limit: int = 40) -> Renderab
     heads += ["full", scored] if scored else []
     heads += ["paper"] if printed else []
     heads += ["time"]
-    rows = summary.jobs if every else summary.jobs[:limit]
+    rows = summary.jobs[:MOST]
     cells = []
     for one in rows:
         line = [one.state, cells_of.params(one), cells_of.kept(one)]

@@ -19,10 +19,12 @@ from bp_convert.values.plan import Totals
 def page(summary: Summary) -> Page:
     """Return a page with every job, and size, work and alpha against quality."""
     size = _over(summary, "Size against quality", "parameters", lambda one: one.params)
+    work = _over(summary, "Work against quality", "multiply-adds", lambda one: one.macs)
+    varied = (chart for chart in (*work, *_by_alpha(summary)) if chart.varied)
     about = (Note(summary.about),) if summary.about else ()
     found = (
         Section("", about),
-        Section("", (*size, *_by_work(summary), *_by_alpha(summary))),
+        Section("", (*size, *varied)),
         Section("Against the paper", _paper_table(summary)),
         Section("Over seeds", _seeds_table(summary)),
         Section("Jobs", (_jobs_table(summary),)),
@@ -124,12 +126,6 @@ def _over(
     return charts(title, points, logarithmic(words), _groups(summary))
 
 
-def _by_work(summary: Summary) -> tuple[Chart, ...]:
-    """Draw it over multiply-adds, unless all jobs have the same."""
-    found = _over(summary, "Work against quality", "multiply-adds", lambda one: one.macs)
-    return tuple(chart for chart in found if chart.varied)
-
-
 def _by_alpha(summary: Summary) -> tuple[Chart, ...]:
     """Draw the final score over alpha, a line for each way of converting."""
     points = []
@@ -137,14 +133,13 @@ def _by_alpha(summary: Summary) -> tuple[Chart, ...]:
         alpha = one.keys.get("alpha")
         if isinstance(alpha, int | float) and one.score is not None and not _other(one):
             points.append(Scored(float(alpha), one.score, _group(one, summary), one.name))
-    found = charts(
+    return charts(
         "Alpha against quality",
         points,
         linear("alpha", only=sorted({one.x for one in points})),
         _groups(summary),
         joined=True,
     )
-    return tuple(chart for chart in found if chart.varied)
 
 
 def _other(one: Outcome) -> bool:

@@ -7,7 +7,7 @@ screen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
@@ -100,8 +100,7 @@ class Chart:
     @property
     def x_ticks(self) -> Places:
         """Places and words along the lower edge."""
-        ends = self._ends[:2]
-        marks = self.x.marks(*ends)
+        marks = self.x.marks(*self._ends[:2])
         return tuple((self._across(value), words) for value, words in marks)
 
     @property
@@ -118,22 +117,23 @@ class Chart:
     @property
     def series(self) -> tuple[Series, ...]:
         """All groups that have points here."""
-        return tuple(self._series())
-
-    def _series(self) -> Iterator[Series]:
+        found = []
         for number, group in enumerate(self.groups):
             mine = sorted(dot for dot in self.dots if dot.group == group and dot.drawable)
             if not mine:
                 continue
             shape = SHAPES[number // COLOURS % len(SHAPES)]
             path = " ".join(f"{self._across(x)},{self._down(y)}" for x, y in _means(mine))
-            yield Series(
-                name=group,
-                colour=number % COLOURS,
-                shape=shape,
-                path=path if self.joined else "",
-                marks=tuple(self._mark(dot, shape) for dot in mine),
+            found.append(
+                Series(
+                    name=group,
+                    colour=number % COLOURS,
+                    shape=shape,
+                    path=path if self.joined else "",
+                    marks=tuple(self._mark(dot, shape) for dot in mine),
+                )
             )
+        return tuple(found)
 
     def _mark(self, dot: Dot, shape: str) -> Marker:
         x, y = self._across(dot.x), self._down(dot.y)

@@ -55,25 +55,23 @@ def _sum(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
     return sum(before), sum(after)
 
 
-def fold(report: Report) -> list[Folded]:
-    """Group layers whose names differ by numbers only and that fare alike."""
+def fold(report: Report, *, every: bool = False) -> list[Folded]:
+    """Group layers whose names differ by numbers only and that fare alike.
+
+    Args:
+        every: a row for each layer.
+    """
     groups: dict[tuple[object, ...], list[LayerPlan]] = {}
     for layer in report.layers:
         pairs = tuple(sorted((role, str(spec)) for role, spec in layer.factors.items()))
-        shape = _NUMBER.sub("*", layer.name)
+        shape = layer.name if every else _NUMBER.sub("*", layer.name)
         key = (shape, layer.kind, layer.action, layer.reason, pairs, layer.params[0])
         groups.setdefault(key, []).append(layer)
-    return [_row(report, group) for group in groups.values()]
-
-
-def unfolded(report: Report) -> list[Folded]:
-    """Return a row for each layer."""
-    return [_row(report, [layer]) for layer in report.layers]
-
-
-def _row(report: Report, group: list[LayerPlan]) -> Folded:
-    errors = (report.fit_errors.get(layer.name) for layer in group)
-    return Folded(tuple(group), tuple(error for error in errors if error is not None))
+    errors = report.fit_errors
+    return [
+        Folded(tuple(group), tuple(errors[one.name] for one in group if one.name in errors))
+        for group in groups.values()
+    ]
 
 
 def common(names: list[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bp_convert.render import words
 from bp_convert.render.chart import Bars
 from bp_convert.render.facts import facts
-from bp_convert.render.fold import Folded, fold, middle, unfolded
+from bp_convert.render.fold import Folded, fold, middle
 from bp_convert.render.numbers import milliseconds, short
 from bp_convert.render.page import Lines, Note, Page, Part, Row, Section, Table
 from bp_convert.values.report import Report
@@ -13,16 +13,8 @@ from bp_convert.values.report import Report
 LARGEST = 24  # layers that a picture shows
 COUNTED = "Multiply-adds are of one example; 1 MAC = 2 FLOPs."
 _HEADS = (
-    "layer",
-    "kind",
-    "action",
-    "out|in, or why dense",
-    "R",
-    "params",
-    "after",
-    "MACs",
-    "after",
-    "error",
+    *("layer", "kind", "action", "out|in, or why dense", "R"),
+    *("params", "after", "MACs", "after", "error"),
 )
 
 
@@ -32,11 +24,13 @@ def page(report: Report, command: str = "", *, folded: bool = False) -> Page:
     Args:
         folded: repeated layers stand in one row.
     """
+    rows = tuple(Row(cells) for cells in words.totals(report))
+    totals = Table(("total", "before", "after", "change"), rows, frozenset({1, 2}))
     return Page(
         title=f"{report.plan.model.rpartition('.')[2]}, converted",
         verdict=report.verdict,
         sections=(
-            Section("", (_totals(report), Note(COUNTED))),
+            Section("", (totals, Note(COUNTED))),
             Section("", _pictures(report)),
             Section("Layers", (_layers(report, folded=folded),)),
             *_sections(report),
@@ -52,31 +46,21 @@ def page(report: Report, command: str = "", *, folded: bool = False) -> Page:
     )
 
 
-def _totals(report: Report) -> Table:
-    rows = tuple(Row(cells) for cells in words.totals(report))
-    return Table(("total", "before", "after", "change"), rows, frozenset({1, 2}))
-
-
 def _layers(report: Report, *, folded: bool) -> Table:
-    rows = fold(report) if folded else unfolded(report)
-    return Table(
-        _HEADS,
-        tuple(Row(_cells(row), row.layer.action) for row in rows),
-        frozenset(range(4, 10)),
-    )
-
-
-def _cells(row: Folded) -> tuple[str, ...]:
-    layer = row.layer
-    return (
-        _name(row),
-        layer.kind,
-        layer.action,
-        words.pairs_of(layer) or layer.reason,
-        "" if layer.rank is None else str(layer.rank),
-        *(short(count) for count in (*row.params, *row.macs)),
-        f"{max(row.errors):.3f}" if row.errors else "",
-    )
+    rows = []
+    for row in fold(report, every=not folded):
+        layer = row.layer
+        cells = (
+            _name(row),
+            layer.kind,
+            layer.action,
+            words.pairs_of(layer) or layer.reason,
+            "" if layer.rank is None else str(layer.rank),
+            *(short(count) for count in (*row.params, *row.macs)),
+            f"{max(row.errors):.3f}" if row.errors else "",
+        )
+        rows.append(Row(cells, layer.action))
+    return Table(_HEADS, tuple(rows), frozenset(range(4, 10)))
 
 
 def _name(row: Folded) -> str:
@@ -98,15 +82,14 @@ def _pictures(report: Report) -> tuple[Bars, ...]:
             )
         )
     if report.latency:
-        times = [
-            (f"batch {one.batch}", one.dense_ms / one.batch, one.converted_ms / one.batch)
-            for one in report.latency
-        ]
         found.append(
             Bars(
                 title="Time an example, by examples in a pass",
                 label="milliseconds an example, dense and converted",
-                rows=tuple(times),
+                rows=tuple(
+                    (f"batch {one.batch}", one.dense_ms / one.batch, one.converted_ms / one.batch)
+                    for one in report.latency
+                ),
                 keys=("dense", "converted"),
                 words=milliseconds,
             )

@@ -124,14 +124,11 @@ def _energy(report: Report, done: Sequence[LayerPlan], kept: float) -> str:
 
 def _scored(score: Score, *, trained: bool) -> str:
     """Say what became of the metric, and whether that needs training."""
-    lost = score.before - score.after
-    if not score.higher_is_better:
-        lost = -lost
     text = words.score(score)
     text = f"{text[0].upper()}{text[1:]}"
     if score.examples < FEW:
         return f"{text}: {LITTLE}"
-    if lost <= FINE * abs(score.before):
+    if score.lost <= FINE * abs(score.before):
         return f"{text}: usable as it is."
     more = "more training" if trained else "training it"
     return f"{text}; {more}, or a larger target, wins accuracy back."

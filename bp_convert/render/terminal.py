@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from bp_convert.files.listing import StoredTensor
 from bp_convert.render import words
-from bp_convert.render.fold import Folded, common, fold, middle, unfolded, wrapped
+from bp_convert.render.fold import Folded, common, fold, middle, wrapped
 from bp_convert.render.numbers import short
 from bp_convert.values.report import Report
 
@@ -21,13 +22,15 @@ WIDTH = 80
 _TENSORS, _SHAPES = 40, 18  # columns at most
 _PAIRS = 14  # columns at most
 _FIXED = 8 + 6 + 6 + 5 + 8  # action, params, after, error, gaps
+# Without lines and heads.
+_grid = partial(Table, box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
 _COLOURS = {"replaced": "green", "widened": "yellow", "kept": ""}
 
 
 def rendered(report: Report, *, every: bool = False) -> RenderableType:
     """Return the whole report as one renderable."""
     parts: list[RenderableType] = [_head(report)]
-    rows = unfolded(report) if every else fold(report)
+    rows = fold(report, every=every)
     if rows:
         parts.append(_Layers(rows))
     parts += _kept(report)
@@ -106,7 +109,7 @@ def _kept(report: Report) -> list[RenderableType]:
     found = words.kept(report)
     if not found:
         return []
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
+    table = _grid()
     table.add_column(justify="right", no_wrap=True, min_width=4)
     table.add_column(overflow="fold")
     for count, reason, example in found:
@@ -118,7 +121,7 @@ def _others(report: Report, *, every: bool) -> list[RenderableType]:
     found = words.others(report, every=every)
     if not found:
         return []
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
+    table = _grid()
     table.add_column(overflow="fold")
     for line in found:
         table.add_row(Text(line))
@@ -126,7 +129,7 @@ def _others(report: Report, *, every: bool) -> list[RenderableType]:
 
 
 def _totals(report: Report) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False, title="")
+    table = _grid(title="")
     for column in range(4):
         table.add_column(justify="right" if column in (1, 2) else "left", no_wrap=column < 3)
     for name, before, after, change in words.totals(report):
@@ -139,7 +142,7 @@ def _totals(report: Report) -> Table:
 def _lines(name: str, lines: list[str]) -> list[RenderableType]:
     if not lines:
         return []
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
+    table = _grid()
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
     for number, line in enumerate(lines):

@@ -34,3 +34,9 @@ class Score(Value):
     after: Number
     higher_is_better: bool
     examples: int
+
+    @property
+    def lost(self) -> float:
+        """How much worse the converted model is; negative where it is better."""
+        lost = self.before - self.after
+        return lost if self.higher_is_better else -lost
