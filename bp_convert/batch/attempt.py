@@ -11,10 +11,10 @@ from pathlib import Path
 
 import yaml
 
+from bp_convert.batch.failures import failure
 from bp_convert.batch.folders import LOG, Results
 from bp_convert.batch.full import trained_source
 from bp_convert.batch.identity import Task
-from bp_convert.batch.onlooker import failure
 from bp_convert.errors import BpConvertError
 from bp_convert.faults import Trail, of_the_machine
 from bp_convert.files.atomic import write_text

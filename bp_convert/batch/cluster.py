@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bp_convert.batch.failures import failure
 from bp_convert.batch.folders import LOG, Results
 from bp_convert.batch.identity import Task
-from bp_convert.batch.onlooker import Onlooker, failure
 from bp_convert.errors import RecipeError
 from bp_convert.files.atomic import write_text
 from bp_convert.values.outcome import Outcome
-from bp_convert.values.progress import unheard
+from bp_convert.values.progress import Onlooker, unheard
 
 RETRIES = 3  # of a job whose worker or machine is lost
 BREATH = 0.5  # seconds

@@ -13,12 +13,13 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from types import ModuleType
 
+from bp_convert.batch.failures import failure
 from bp_convert.batch.folders import LOG, Results
 from bp_convert.batch.identity import Task
-from bp_convert.batch.onlooker import Onlooker, failure
 from bp_convert.batch.worker import work
 from bp_convert.files.atomic import write_text
 from bp_convert.values.outcome import Outcome
+from bp_convert.values.progress import Onlooker
 
 BREATH = 0.2  # seconds
 PATIENCE = 5.0  # seconds that a worker has to end

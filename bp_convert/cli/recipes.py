@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from bp_convert.batch.onlooker import Onlooker, Unwatched
 from bp_convert.cli import flags as o
 from bp_convert.cli.session import DONE, FAILED, errors_shown, progress_shown, show, show_files
 from bp_convert.errors import CheckpointError
+from bp_convert.values.progress import Onlooker
 from bp_convert.values.text import as_json
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ class _Printed(Onlooker):
 def _watched(names: list[str], *, quiet: bool) -> Iterator[Onlooker]:
     """Yield whoever looks on: a live table on a terminal, lines elsewhere, nobody if quiet."""
     if quiet:
-        yield Unwatched()
+        yield Onlooker()
         return
     if not sys.stderr.isatty():
         yield _Printed(len(names))

@@ -14,6 +14,7 @@ from bp_convert.render.fold import middle
 from bp_convert.render.numbers import clock, short
 from bp_convert.render.words import value_of
 from bp_convert.values.outcome import Outcome
+from bp_convert.values.progress import Onlooker
 
 NAME, STATE, DOING, TIME = 28, 8, 30, 8
 RECENT = 8  # jobs that ended, at least
@@ -27,7 +28,7 @@ class _Running:
     total: int = 0
 
 
-class Board:
+class Board(Onlooker):
     """What runs, what ended lately, and how many wait.
 
     Args:

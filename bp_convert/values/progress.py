@@ -1,10 +1,14 @@
-"""How work tells of its progress: to a function, as a bar on stderr, and to the log."""
+"""How work tells of its progress: to a function or whoever looks on, as a bar, and to the log."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bp_convert.values.outcome import Outcome
 
 Progress = Callable[[str, int, int], None]  # words, steps done, and their number
 _log = logging.getLogger("bp_convert")
@@ -68,3 +72,16 @@ def bar(*, left: bool = False) -> Iterator[Progress]:
 
 def unheard(words: str, done: int, total: int) -> None:
     """Tell nobody."""
+
+
+class Onlooker:
+    """Is told what becomes of each job of a recipe; this one hears nothing."""
+
+    def started(self, name: str) -> None:
+        """Hear that a job runs."""
+
+    def progressed(self, name: str, words: str, done: int, total: int) -> None:
+        """Hear how far it is."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """Hear what became of it."""

@@ -86,9 +86,9 @@ SCRIPT = """
 from pathlib import Path
 from bp_convert.batch.book import read_recipe
 from bp_convert.batch.execute import Options, run_recipe
-from bp_convert.batch.onlooker import Unwatched
+from bp_convert.values.progress import Onlooker
 
-done = run_recipe(read_recipe(Path("study.yaml")), Options(Path("out")), Unwatched())
+done = run_recipe(read_recipe(Path("study.yaml")), Options(Path("out")), Onlooker())
 print([one.state for one in done.jobs])
 """
 

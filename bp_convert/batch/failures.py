@@ -1,30 +1,11 @@
-"""What a run of jobs tells whoever looks on; nothing here needs torch."""
+"""A job that failed, as an outcome and in a line."""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 from bp_convert.errors import BpConvertError
 from bp_convert.faults import Fault
 from bp_convert.values.outcome import Outcome
 from bp_convert.values.recipe import Job
-
-
-class Onlooker(Protocol):
-    """Is told what becomes of each job."""
-
-    def started(self, name: str) -> None:
-        """Hear that a job runs."""
-
-    def progressed(self, name: str, words: str, done: int, total: int) -> None:
-        """Hear how far it is."""
-
-    def ended(self, outcome: Outcome) -> None:
-        """Hear what became of it."""
-
-
-class Unwatched(Onlooker):
-    """Nobody looks on."""
 
 
 def failure(job: Job, identity: str, problem: BpConvertError | Fault | str) -> Outcome:
