@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bp_convert.search.exact import KEPT, in_the_way, relaxed, solve
+from bp_convert.search.exact import Problem, in_the_way, relaxed, solve
 from bp_convert.search.knapsack import knapsack
 from bp_convert.search.units import COSTS, Unit
 
@@ -47,14 +47,6 @@ class OutOfReachError(Exception):
 
 
 @dataclass
-class _Table:
-    """One unit's options: the objective and the limited quantities."""
-
-    objective: np.ndarray  # (options,)
-    limited: np.ndarray  # (options, limits)
-
-
-@dataclass
 class _Move:
     """An exchange of one unit's option: its gain for what it takes, to where, and what it takes."""
 
@@ -79,38 +71,36 @@ def allocate(
     """
     names = list(limits)
     objective = "params" if ERROR in limits else ERROR
-    tables = [_table(unit, objective, names) for unit in units]
-    bounds = np.array([limits[name] for name in names])
-    least = np.sum([one.limited.min(0) for one in tables], axis=0) if tables else 0 * bounds
-    beyond = np.flatnonzero(least > bounds + KEPT * np.abs(bounds))
+    problem = Problem(
+        [quantity(unit, objective) for unit in units],
+        [_columns(unit, names) for unit in units],
+        np.array([limits[name] for name in names]),
+    )
+    bounds = problem.bounds
+    least = np.sum([one.min(0) for one in problem.limited], axis=0) if units else 0 * bounds
+    beyond = np.flatnonzero(least > bounds + problem.slack)
     if len(beyond):
-        raise _out_of_reach(tables, bounds, names, int(beyond[0]), exact=exact)
-    if not names or not tables:
-        return [int(table.objective.argmin()) for table in tables]
-    parts = [one.objective for one in tables], [one.limited for one in tables], bounds
-    choice = relaxed(*parts)
+        raise _out_of_reach(problem, names, int(beyond[0]), exact=exact)
+    if not names or not units:
+        return [int(one.argmin()) for one in problem.objectives]
+    choice = relaxed(problem)
     if choice is None and (exact or len(names) == 1):
-        choice = solve(*parts)
+        choice = solve(problem)
     if choice is None:
-        raise _out_of_reach(tables, bounds, names, 0, exact=exact)
-    choice = _spend(tables, choice, bounds)
+        raise _out_of_reach(problem, names, 0, exact=exact)
+    choice = _spend(problem, choice)
     for _ in range(PAIRS):
-        if (_sums(tables, choice) / _scale(bounds)).max() >= FULL:
+        if (problem.sums(choice) / problem.scale).max() >= FULL:
             break
-        better = _exchange(tables, choice, bounds)
+        better = _exchange(problem, choice)
         if better is None:
             break
-        choice = _spend(tables, better, bounds)
-    if len(names) == 1 and len(tables) <= FEW:
-        best = knapsack(
-            [one.objective for one in tables], [t.limited[:, 0] for t in tables], bounds[0]
-        )
-        if (
-            best is not None
-            and _kept(tables, best, bounds)
-            and _total(tables, best) < _total(tables, choice)
-        ):
-            choice = _spend(tables, best, bounds)
+        choice = _spend(problem, better)
+    if len(names) == 1 and len(units) <= FEW:
+        takes = [one[:, 0] for one in problem.limited]
+        best = knapsack(problem.objectives, takes, bounds[0])
+        if best is not None and problem.keeps(best) and problem.total(best) < problem.total(choice):
+            choice = _spend(problem, best)
     return choice
 
 
@@ -133,49 +123,31 @@ def squared_error(total: float) -> float:
     return float(1.0 - np.exp(-total))
 
 
-def _table(unit: Unit, objective: str, names: Sequence[str]) -> _Table:
+def _columns(unit: Unit, names: Sequence[str]) -> np.ndarray:
     limited = [quantity(unit, name) for name in names]
-    return _Table(
-        quantity(unit, objective), np.array(limited).reshape(len(names), len(unit.errors)).T
-    )
-
-
-def _sums(tables: Sequence[_Table], choice: Sequence[int]) -> np.ndarray:
-    found: np.ndarray = np.sum(
-        [one.limited[at] for one, at in zip(tables, choice, strict=True)], axis=0
-    )
-    return found
-
-
-def _total(tables: Sequence[_Table], choice: Sequence[int]) -> float:
-    return sum(float(one.objective[at]) for one, at in zip(tables, choice, strict=True))
-
-
-def _kept(tables: Sequence[_Table], choice: Sequence[int], bounds: np.ndarray) -> bool:
-    return bool((_sums(tables, choice) <= bounds + KEPT * np.abs(bounds)).all())
+    return np.array(limited).reshape(len(names), len(unit.errors)).T
 
 
 def _out_of_reach(
-    tables: Sequence[_Table], bounds: np.ndarray, names: Sequence[str], first: int, *, exact: bool
+    problem: Problem, names: Sequence[str], first: int, *, exact: bool
 ) -> OutOfReachError:
-    limited = [one.limited for one in tables]
     if exact:
-        column, least = in_the_way(limited, bounds, first)
+        column, least = in_the_way(problem, first)
     else:
-        column, least = first, float(sum(one[:, first].min() for one in limited))
+        column, least = first, float(sum(one[:, first].min() for one in problem.limited))
     return OutOfReachError(names[column], least)
 
 
-def _spend(tables: Sequence[_Table], choice: list[int], bounds: np.ndarray) -> list[int]:
+def _spend(problem: Problem, choice: list[int]) -> list[int]:
     """Take the exchange of one option that gains most for what it takes, until none fits."""
     choice = list(choice)
-    slack = KEPT * np.abs(bounds)
-    room = bounds - _sums(tables, choice)
-    best: list[_Move | None] = [None] * len(tables)
-    stale = list(range(len(tables)))
+    slack = problem.slack
+    room = problem.bounds - problem.sums(choice)
+    best: list[_Move | None] = [None] * len(choice)
+    stale = list(range(len(choice)))
     for _ in range(MOVES):
         for index in stale:
-            best[index] = _best_move(tables[index], choice[index], bounds, room + slack)
+            best[index] = _best_move(problem, index, choice[index], room + slack)
         moves = [(one.value, -index) for index, one in enumerate(best) if one is not None]
         if not moves:
             break
@@ -194,44 +166,36 @@ def _spend(tables: Sequence[_Table], choice: list[int], bounds: np.ndarray) -> l
     return choice
 
 
-def _best_move(table: _Table, at: int, bounds: np.ndarray, room: np.ndarray) -> _Move | None:
+def _best_move(problem: Problem, index: int, at: int, room: np.ndarray) -> _Move | None:
     """Return the exchange of one unit's option that gains most for what it takes, if any fits."""
-    gain = table.objective[at] - table.objective
-    takes = table.limited - table.limited[at]
+    objective, limited = problem.objectives[index], problem.limited[index]
+    gain = objective[at] - objective
+    takes = limited - limited[at]
     fits = (takes <= room).all(1) & (gain > 0)
     if not fits.any():
         return None
-    weight = np.maximum(takes / _scale(bounds), 0).max(1) + 1e-9
+    weight = np.maximum(takes / problem.scale, 0).max(1) + 1e-9
     value = np.where(fits, gain / weight, 0.0)
     place = int(value.argmax())
     return _Move(float(value[place]), place, takes[place])
 
 
-def _scale(bounds: np.ndarray) -> np.ndarray:
-    """Return the limits as what things are measured by, also where a limit is nothing."""
-    found: np.ndarray = np.maximum(np.abs(bounds), 1e-12)
-    return found
-
-
-def _exchange(
-    tables: Sequence[_Table], choice: Sequence[int], bounds: np.ndarray
-) -> list[int] | None:
+def _exchange(problem: Problem, choice: Sequence[int]) -> list[int] | None:
     """Return the choice with two units' options exchanged at once for the largest gain, or None:
     one gives what the other takes, where neither alone fits."""
-    room = bounds - _sums(tables, choice)
-    slack = KEPT * np.abs(bounds)
+    room = problem.bounds - problem.sums(choice) + problem.slack
     moves = []
-    for table, at in zip(tables, choice, strict=True):
-        takes = table.limited - table.limited[at]  # (options, limits)
-        near = np.argsort(np.abs(takes / _scale(bounds)).max(1), kind="stable")[:NEAR]
-        moves.append((near, takes[near], table.objective[at] - table.objective[near]))
-    widest = sorted(range(len(tables)), key=lambda i: -float(np.ptp(moves[i][2])))[:UNITS]
+    for objective, limited, at in zip(problem.objectives, problem.limited, choice, strict=True):
+        takes = limited - limited[at]  # (options, limits)
+        near = np.argsort(np.abs(takes / problem.scale).max(1), kind="stable")[:NEAR]
+        moves.append((near, takes[near], objective[at] - objective[near]))
+    widest = sorted(range(len(moves)), key=lambda i: -float(np.ptp(moves[i][2])))[:UNITS]
     best, found = 0.0, None
     for place, one in enumerate(sorted(widest)):
         for two in sorted(widest)[place + 1 :]:
             gain = moves[one][2][:, None] + moves[two][2][None]  # (options, options)
             takes = moves[one][1][:, None] + moves[two][1][None]
-            gain = np.where((takes <= room + slack).all(2), gain, 0.0)
+            gain = np.where((takes <= room).all(2), gain, 0.0)
             top = int(gain.argmax())
             if gain.flat[top] > best * (1 + 1e-9) + 1e-15:
                 best = float(gain.flat[top])

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -29,146 +30,172 @@ SOME = 1e-7  # of a unit, what an option has at least to count as taken
 MOST = 512  # ways of rounding that are tried
 
 
-def solve(
-    objectives: Sequence[np.ndarray],
-    limited: Sequence[np.ndarray],
-    bounds: np.ndarray,
-    *,
-    gap: float = GAP,
-    seconds: float = SECONDS,
-) -> list[int] | None:
+@dataclass(frozen=True)
+class Problem:
+    """The options of each unit, and the limits.
+
+    Attributes:
+        objectives: (options,) for each unit, to be made least in sum.
+        limited: (options, limits) for each unit, what they take of the limits.
+        bounds: (limits,).
+    """
+
+    objectives: Sequence[np.ndarray]
+    limited: Sequence[np.ndarray]
+    bounds: np.ndarray
+
+    @property
+    def slack(self) -> np.ndarray:
+        """What a sum may be above each limit by rounding."""
+        return KEPT * np.abs(self.bounds)
+
+    @property
+    def scale(self) -> np.ndarray:
+        """The limits as what things are measured by, also where a limit is nothing."""
+        found: np.ndarray = np.maximum(np.abs(self.bounds), 1e-12)
+        return found
+
+    def sums(self, choice: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Return what a choice takes of each limit."""
+        taken = [one[at] for one, at in zip(self.limited, choice, strict=True)]
+        found: np.ndarray = np.sum(taken, axis=0)
+        return found
+
+    def total(self, choice: Sequence[int] | np.ndarray) -> float:
+        """Return the objective of a choice."""
+        return sum(float(one[at]) for one, at in zip(self.objectives, choice, strict=True))
+
+    def keeps(self, choice: Sequence[int] | np.ndarray) -> bool:
+        """Return whether a choice keeps all limits."""
+        return bool((self.sums(choice) <= self.bounds + self.slack).all())
+
+    def at(self, places: Sequence[np.ndarray]) -> Problem:
+        """Return the problem with some options of each unit only."""
+        objectives = [one[at] for one, at in zip(self.objectives, places, strict=True)]
+        limited = [takes[at] for takes, at in zip(self.limited, places, strict=True)]
+        return Problem(objectives, limited, self.bounds)
+
+
+def solve(problem: Problem, *, gap: float = GAP, seconds: float = SECONDS) -> list[int] | None:
     """Return the option of each unit, or None where no choice keeps all limits.
 
     Options that no choice can take, and those that another beats in everything, are left out
     beforehand. What is returned is checked against the limits as they were given.
 
     Args:
-        objectives: (options,) for each unit, to be made least in sum.
-        limited: (options, limits) for each unit, what they take of the limits.
-        bounds: (limits,).
         gap: how far above the least the objective may be, relatively.
         seconds: after which it ends.
 
     Raises:
         PlanError: none was found in time, and none ruled out.
     """
-    slack = KEPT * np.abs(bounds)
-    places = _possible(limited, bounds + slack)
+    places = _possible(problem)
     if places is None:
         return None
-    places = [
-        at[_front(np.column_stack([one[at], takes[at]]))]
-        for one, takes, at in zip(objectives, limited, places, strict=True)
-    ]
-    left = _Left(objectives, limited, places)
+    left = problem.at(places)
+    best = [front(np.column_stack(one)) for one in zip(left.objectives, left.limited, strict=True)]
+    places = [at[kept] for at, kept in zip(places, best, strict=True)]
+    left = problem.at(places)
     banned: list[np.ndarray] = []
     for _ in range(AGAIN):
-        shares = _programme(left, bounds, banned, gap, seconds)
+        shares = _programme(left, banned, gap, seconds)
         if shares is None:
             return None
         found = np.array([int(one.argmax()) for one in shares])
-        if (left.sums(found) <= bounds + slack).all():
-            return left.choice(found)
+        if left.keeps(found):
+            return _among(places, found)
         banned.append(found)
     raise _undecided(f"{AGAIN} choices that keep the targets but for rounding, and no other")
 
 
-def relaxed(
-    objectives: Sequence[np.ndarray], limited: Sequence[np.ndarray], bounds: np.ndarray
-) -> list[int] | None:
+def relaxed(problem: Problem) -> list[int] | None:
     """Return a choice near the least objective, quickly: units that the linear programme leaves
-    between options take those that fit together best. None where no rounding keeps all limits.
-
-    Args: as ``solve``.
-    """
-    slack = KEPT * np.abs(bounds)
-    held = bounds.astype(np.float64)
+    between options take those that fit together best. None where no rounding keeps all limits."""
+    tighter = problem.bounds.astype(np.float64)
     for step in range(TIGHTER):
-        places = _possible(limited, held + slack)
+        drawn = replace(problem, bounds=tighter)
+        places = _possible(drawn)
         if places is None:
             return None
-        left = _Left(objectives, limited, places)
-        shares = _programme(left, held)
+        shares = _programme(drawn.at(places))
         if shares is None:
             return None
-        found, over = _rounded(left, shares, bounds)
-        if (over <= slack).all():
-            return left.choice(found)
-        held = held - 2.0**step * np.maximum(over, 0)
+        left = problem.at(places)
+        found = _rounded(left, shares)
+        if left.keeps(found):
+            return _among(places, found)
+        tighter = tighter - 2.0**step * np.maximum(left.sums(found) - problem.bounds, 0)
     return None
 
 
-def _rounded(
-    left: _Left, shares: Sequence[np.ndarray], bounds: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return whole options for shares of options, and how far they go beyond each limit: the
-    least objective within the limits, or what goes the least beyond them."""
+def _among(places: Sequence[np.ndarray], found: np.ndarray) -> list[int]:
+    """Return a choice of what was left of the options as one of all."""
+    return [int(at[one]) for at, one in zip(places, found, strict=True)]
+
+
+def _rounded(left: Problem, shares: Sequence[np.ndarray]) -> np.ndarray:
+    """Return whole options for shares of options: those of the least objective within the limits,
+    or what goes the least beyond them."""
     found = np.array([int(one.argmax()) for one in shares])
     taken = [np.flatnonzero(one > SOME) for one in shares]
     split = [unit for unit, at in enumerate(taken) if len(at) > 1]
-    scale = np.maximum(np.abs(bounds), 1e-300)
     best: tuple[float, float] | None = None
     for _, options in zip(range(MOST), product(*(taken[unit] for unit in split)), strict=False):
         tried = found.copy()
         tried[split] = options
-        beyond = float(((left.sums(tried) - bounds) / scale).max())
-        value = sum(
-            float(left.objectives[unit][at]) for unit, at in zip(split, options, strict=True)
-        )
-        rank = (max(0.0, beyond - KEPT), value)
+        beyond = float(((left.sums(tried) - left.bounds) / left.scale).max())
+        rank = (max(0.0, beyond - KEPT), left.total(tried))
         if best is None or rank < best:
             best, chosen = rank, tried
-    return chosen, left.sums(chosen) - bounds
+    return chosen
 
 
-def in_the_way(limited: Sequence[np.ndarray], bounds: np.ndarray, first: int) -> tuple[int, float]:
+def in_the_way(problem: Problem, first: int) -> tuple[int, float]:
     """Return which of limits that no choice keeps is in the way, and the least that it can be:
     one without which the others can be kept, or else one that not even some of them leave room
     for. ``first`` is returned where it is as good as another."""
-    if not limited:
+    if not problem.limited:
         return first, 0.0
-    columns = sorted(range(len(bounds)), key=lambda one: one != first)
+    columns = sorted(range(len(problem.bounds)), key=lambda one: one != first)
     for column in columns:
-        found = _lowest(limited, bounds, column, [one for one in columns if one != column])
+        found = _lowest(problem, column, [one for one in columns if one != column])
         if found is not None:
             return column, found
     kept: list[int] = []
     for column in reversed(columns):
-        found = _lowest(limited, bounds, column, kept)
-        if found is None or found > bounds[column]:
+        found = _lowest(problem, column, kept)
+        if found is None or found > problem.bounds[column]:
             break
         kept.append(column)
-    alone = float(sum(one[:, column].min() for one in limited))
+    alone = float(sum(one[:, column].min() for one in problem.limited))
     return column, alone if found is None else found
 
 
-def _lowest(
-    limited: Sequence[np.ndarray], bounds: np.ndarray, column: int, kept: Sequence[int]
-) -> float | None:
+def _lowest(problem: Problem, column: int, kept: Sequence[int]) -> float | None:
     """Return the least sum of a column while some limits are kept; None where they cannot be."""
+    least = Problem(
+        [one[:, column] for one in problem.limited],
+        [one[:, list(kept)] for one in problem.limited],
+        problem.bounds[list(kept)],
+    )
     try:
-        choice = solve(
-            [one[:, column] for one in limited],
-            [one[:, list(kept)] for one in limited],
-            bounds[list(kept)],
-        )
+        choice = solve(least)
     except PlanError:  # this is for words only
         return None
-    if choice is None:
-        return None
-    return float(sum(one[at, column] for one, at in zip(limited, choice, strict=True)))
+    return None if choice is None else least.total(choice)
 
 
-def _possible(limited: Sequence[np.ndarray], bounds: np.ndarray) -> list[np.ndarray] | None:
+def _possible(problem: Problem) -> list[np.ndarray] | None:
     """Return each unit's options that fit in where all others take their least; None where some
     unit has none."""
-    places = [np.arange(len(takes)) for takes in limited]
+    places = [np.arange(len(takes)) for takes in problem.limited]
     while True:
-        least = np.array([takes[at].min(0) for takes, at in zip(limited, places, strict=True)])
-        room = bounds - least.sum(0)
+        left = problem.at(places)
+        least = np.array([takes.min(0) for takes in left.limited])
+        room = problem.bounds + problem.slack - least.sum(0)
         kept = [
-            at[(takes[at] - own <= room).all(1)]
-            for takes, at, own in zip(limited, places, least, strict=True)
+            at[(takes - own <= room).all(1)]
+            for takes, at, own in zip(left.limited, places, least, strict=True)
         ]
         if any(not len(at) for at in kept):
             return None
@@ -177,7 +204,7 @@ def _possible(limited: Sequence[np.ndarray], bounds: np.ndarray) -> list[np.ndar
         places = kept
 
 
-def _front(table: np.ndarray) -> np.ndarray:
+def front(table: np.ndarray) -> np.ndarray:
     """Return the rows that no other is at most as large as in every column."""
     order = np.lexsort(table.T[::-1])
     rows = table[order]
@@ -188,34 +215,8 @@ def _front(table: np.ndarray) -> np.ndarray:
     return np.sort(order[kept])
 
 
-class _Left:
-    """The options that are left of each unit, and where they stand among all."""
-
-    def __init__(
-        self,
-        objectives: Sequence[np.ndarray],
-        limited: Sequence[np.ndarray],
-        places: Sequence[np.ndarray],
-    ) -> None:
-        self.objectives = [one[at] for one, at in zip(objectives, places, strict=True)]
-        self.limited = [takes[at] for takes, at in zip(limited, places, strict=True)]
-        self.places = places
-
-    def sums(self, found: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return what a choice takes of each limit."""
-        total: np.ndarray = np.sum(
-            [takes[at] for takes, at in zip(self.limited, found, strict=True)], axis=0
-        )
-        return total
-
-    def choice(self, found: Sequence[int] | np.ndarray) -> list[int]:
-        """Return a choice of what is left as one among all options."""
-        return [int(at[one]) for at, one in zip(self.places, found, strict=True)]
-
-
 def _programme(
-    left: _Left,
-    bounds: np.ndarray,
+    left: Problem,
     banned: Sequence[np.ndarray] = (),
     gap: float | None = None,
     seconds: float = SECONDS,
@@ -226,19 +227,18 @@ def _programme(
         banned: choices that are not to come back.
         gap: of whole numbers; None leaves them out.
     """
-    objectives, limited = left.objectives, left.limited
     # Half a second to import, and seldom needed.
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_matrix
 
-    sizes = [len(one) for one in objectives]
+    sizes = [len(one) for one in left.objectives]
     starts = np.concatenate([[0], np.cumsum(sizes)])
     count, units = int(starts[-1]), len(sizes)
-    least = np.array([takes.min(0) for takes in limited])
-    room = bounds - least.sum(0)
-    takes = np.concatenate([one - own for one, own in zip(limited, least, strict=True)])
+    least = np.array([takes.min(0) for takes in left.limited])
+    room = left.bounds - least.sum(0)
+    takes = np.concatenate([one - own for one, own in zip(left.limited, least, strict=True)])
     bound = room > 0  # where there is no room, only options that take none are left
-    objective = np.concatenate([one - one.min() for one in objectives])
+    objective = np.concatenate([one - one.min() for one in left.objectives])
     top = float(objective.max())
     of_unit = csr_matrix(
         (np.ones(count), (np.repeat(np.arange(units), sizes), np.arange(count))), (units, count)

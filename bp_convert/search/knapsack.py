@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bp_convert.search.exact import front
+
 BINS = 20_000  # of the limit; what an option takes is rounded up to whole ones
 
 
@@ -32,8 +34,10 @@ def knapsack(
     costs = [np.ceil(np.maximum(one, 0.0) / bound * bins - 1e-6).astype(int) for one in takes]
     for objective, cost in zip(objectives, costs, strict=True):
         new, which = np.full(bins + 1, np.inf), np.full(bins + 1, -1)
-        for option in _front(objective, cost, bins):
+        for option in front(np.column_stack([objective, cost])):
             room = cost[option]
+            if room > bins:
+                continue
             tried = best[: bins + 1 - room] + objective[option]
             better = tried < new[room:]
             new[room:][better] = tried[better]
@@ -48,16 +52,3 @@ def knapsack(
         found.append(int(which[at]))
         at -= int(cost[found[-1]])
     return found[::-1]
-
-
-def _front(objective: np.ndarray, cost: np.ndarray, bins: int) -> list[int]:
-    """Return the options that nothing beats at the same cost or less."""
-    kept: list[int] = []
-    least = np.inf
-    for option in np.lexsort((objective, cost)):
-        if cost[option] > bins:
-            break
-        if objective[option] < least:
-            least = float(objective[option])
-            kept.append(int(option))
-    return kept

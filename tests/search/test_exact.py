@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from bp_convert.errors import PlanError
 from bp_convert.search import exact
 from bp_convert.search.allocate import OutOfReachError, allocate, quantity
-from bp_convert.search.exact import relaxed, solve
+from bp_convert.search.exact import Problem, relaxed, solve
 from bp_convert.search.units import Unit
 from tests.search.units import drawn
 
@@ -46,7 +47,7 @@ def test_every_small_problem_is_solved_or_has_no_choice(limits: int) -> None:
     for seed in range(60):
         objectives, limited, bounds = _drawn(seed, 4, 5, limits)
         best = _best(objectives, limited, bounds)
-        choice = solve(objectives, limited, bounds, gap=0.0)
+        choice = solve(Problem(objectives, limited, bounds), gap=0.0)
         assert (choice is None) == (best is None)
         if choice is None or best is None:
             without += 1
@@ -66,7 +67,7 @@ def test_a_rounded_choice_keeps_all_limits_and_is_near_the_best(limits: int) -> 
     for seed in range(40):
         objectives, limited, bounds = _drawn(seed, 4, 5, limits)
         best = _best(objectives, limited, bounds)
-        choice = relaxed(objectives, limited, bounds)
+        choice = relaxed(Problem(objectives, limited, bounds))
         if choice is None:
             continue
         found += 1
@@ -78,7 +79,7 @@ def test_a_rounded_choice_keeps_all_limits_and_is_near_the_best(limits: int) -> 
     limited = [rng.random((20, limits)) for _ in range(60)]
     objectives = [1.1 - one.mean(1) * rng.uniform(0.9, 1.1, 20) for one in limited]
     bounds = np.full(limits, 60 * 0.3)
-    whole, quick = (one(objectives, limited, bounds) for one in (solve, relaxed))
+    whole, quick = (one(Problem(objectives, limited, bounds)) for one in (solve, relaxed))
     assert whole is not None
     assert quick is not None
     least, near = (
@@ -95,14 +96,14 @@ def test_bounds_that_a_single_choice_keeps_to_the_last_number() -> None:
         objectives, limited, _ = _drawn(seed, 4, 5, 3)
         drawn_ = rng.integers(0, 5, 4)
         bounds = np.sum([one[at] for one, at in zip(limited, drawn_, strict=True)], axis=0)
-        choice = solve(objectives, limited, bounds)
+        choice = solve(Problem(objectives, limited, bounds))
         assert choice is not None
         sums = np.sum([one[at] for one, at in zip(limited, choice, strict=True)], axis=0)
         assert (sums <= bounds).all()
         for column in range(3):
             less = bounds.copy()
             less[column] -= 1
-            found = solve(objectives, limited, less)
+            found = solve(Problem(objectives, limited, less))
             assert (found is None) == (_best(objectives, limited, less) is None)
 
 
@@ -114,12 +115,13 @@ def test_a_limit_kept_in_highs_eyes_only_is_not_kept(monkeypatch: pytest.MonkeyP
     asked = []
     whole = exact._programme
 
-    def loose(left: Any, bound: Any, banned: Any, *more: Any) -> Any:
+    def loose(left: Problem, banned: Any, *more: Any) -> Any:
         asked.append(len(banned))
-        return whole(left, bound + 1, banned, *more)  # as if within a tolerance
+        # as if within a tolerance
+        return whole(replace(left, bounds=left.bounds + 1), banned, *more)
 
     monkeypatch.setattr(exact, "_programme", loose)
-    assert solve(objectives, limited, bounds) == [1, 0]
+    assert solve(Problem(objectives, limited, bounds)) == [1, 0]
     assert asked == [0, 1] or asked == [0]
 
 
@@ -170,7 +172,7 @@ def test_allocation_refuses_nothing_that_can_be_kept(limits: int) -> None:
 def test_rounding_alone_misses_some() -> None:
     """The negative twin: the linear programme finds most choices, and not every one there is."""
     problems = [_drawn(seed, 4, 5, 3) for seed in range(40)]
-    assert [one for one in problems if relaxed(*one) is None and _best(*one) is not None]
+    assert [one for one in problems if relaxed(Problem(*one)) is None and _best(*one) is not None]
 
 
 def test_nothing_is_printed_on_standard_output() -> None:
@@ -192,4 +194,4 @@ def test_time_that_ran_out_is_no_proof() -> None:
     objectives, limited, _ = _drawn(3, 40, 12, 3)
     bounds = np.array([sum(one[:, column].mean() for one in limited) for column in range(3)]) * 0.6
     with pytest.raises(PlanError, match="not shown"):
-        solve(objectives, limited, bounds, seconds=1e-6)
+        solve(Problem(objectives, limited, bounds), seconds=1e-6)
