@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, sqrt
 
+import numpy as np
+
 from bp_convert.errors import PlanError
 from bp_convert.kinds import Factors
 from bp_convert.search.allocate import (
@@ -17,7 +19,7 @@ from bp_convert.search.allocate import (
     squared_error,
 )
 from bp_convert.search.exact import KEPT
-from bp_convert.search.units import COSTS, Unit, with_option
+from bp_convert.search.units import COSTS, Unit
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.target import Target
 
@@ -80,6 +82,24 @@ class Allocation:
     notes: list[str] = field(default_factory=list)
 
 
+@dataclass
+class _Choice:
+    """An option of each unit."""
+
+    units: Sequence[Unit]
+    at: list[int]
+
+    def sum(self, name: str) -> float:
+        """Return what it takes of a quantity."""
+        return sum(
+            float(quantity(unit, name)[at]) for unit, at in zip(self.units, self.at, strict=True)
+        )
+
+    def spent(self, limits: Mapping[str, float]) -> float:
+        """Return the largest share of a limit that it takes up."""
+        return max(self.sum(name) / limit for name, limit in limits.items())
+
+
 def choose(
     units: Sequence[Unit], targets: Sequence[Target], budget: Budget, *, guarded: bool = True
 ) -> Allocation:
@@ -99,98 +119,70 @@ def choose(
         limits[column] = min(budget.room(target), limits.get(column, float("inf")))
     found = Allocation()
     try:
-        choice = allocate(units, limits)
+        choice = _Choice(units, allocate(units, limits))
     except OutOfReachError as problem:
         raise _refusal(units, targets, budget, problem) from None
     if guarded:
-        choice, limits, slower = _guarded(units, limits, choice)
+        choice, limits, slower = _guarded(choice, limits)
         found.notes += [SLOWER] if slower else []
-    choice = [_polished(unit, at, limits) for unit, at in zip(units, choice, strict=True)]
-    choice = _filled(units, choice, limits)
-    found.notes += _unspent(units, targets, budget, choice)
-    return _result(found, units, choice, limits)
+    choice.at = [_polished(unit, at, limits) for unit, at in zip(units, choice.at, strict=True)]
+    _fill(choice, limits)
+    found.notes += _unspent(choice, targets, budget)
+    return _result(found, choice, limits)
 
 
-def _guarded(
-    units: Sequence[Unit], limits: dict[str, float], choice: list[int]
-) -> tuple[list[int], dict[str, float], bool]:
+def _guarded(choice: _Choice, limits: dict[str, float]) -> tuple[_Choice, dict[str, float], bool]:
     """Return a choice that is no slower than before or, where the targets would then not be
     spent or the error would grow much, as little slower as that allows; and whether it is slower.
     """
-    times = {name: time for name in TIMES if (time := _dense(units, name)) > 0}
-    if not times or ERROR in limits:
-        return choice, limits, _slower(units, choice, times)
-    for slack in SLACKS:
+    units = choice.units
+    dense = {name: sum(float(one.dense[COSTS.index(name)]) for one in units) for name in TIMES}
+    times = {name: time for name, time in dense.items() if time > 0}
+    for slack in SLACKS if times and ERROR not in limits else ():
         held = {**limits, **{name: slack * time for name, time in times.items()}}
         try:
-            found = allocate(units, held, exact=False)  # a wish, which may be missed
+            found = _Choice(units, allocate(units, held, exact=False))  # may be missed
         except OutOfReachError:
             continue
-        spent = _spent(units, found, limits) >= min(SPENT, _spent(units, choice, limits))
-        if spent and _loss(units, found) <= WORTH * _loss(units, choice):
+        spent = found.spent(limits) >= min(SPENT, choice.spent(limits))
+        if spent and found.sum(ERROR) <= WORTH * choice.sum(ERROR):
             return found, held, slack > 1
-    return choice, limits, _slower(units, choice, times)
+    return choice, limits, bool(times) and choice.spent(times) > 1
 
 
-def _spent(units: Sequence[Unit], choice: Sequence[int], limits: Mapping[str, float]) -> float:
-    """Return the largest share of a limit that a choice takes up."""
-    return max(_sum(units, choice, name) / limit for name, limit in limits.items())
-
-
-def _unspent(
-    units: Sequence[Unit], targets: Sequence[Target], budget: Budget, choice: Sequence[int]
-) -> list[str]:
+def _unspent(choice: _Choice, targets: Sequence[Target], budget: Budget) -> list[str]:
     """Say so where more than a hundredth of every target is left over."""
     words = []
     for target in targets:
         if target.quantity == "error":
             return []
         limit = target.limit(budget.before[target.quantity])
-        left = limit - budget.total(target, _sum(units, choice, _column(target)))
+        left = limit - budget.total(target, choice.sum(_column(target)))
         if left <= LEFT * limit:
             return []
         words.append(f"{target} leaves {left:,.0f} over: nothing that fits in gains by it")
     return words
 
 
-def _loss(units: Sequence[Unit], choice: Sequence[int]) -> float:
-    return _sum(units, choice, ERROR)
-
-
-def _sum(units: Sequence[Unit], choice: Sequence[int], name: str) -> float:
-    return sum(float(quantity(unit, name)[at]) for unit, at in zip(units, choice, strict=True))
-
-
-def _slower(units: Sequence[Unit], choice: Sequence[int], times: Mapping[str, float]) -> bool:
-    return bool(times) and _spent(units, choice, times) > 1
-
-
 def _column(target: Target) -> str:
     return "params" if target.quantity == "size" else target.quantity
 
 
-def _dense(units: Sequence[Unit], name: str) -> float:
-    return float(sum(unit.dense[COSTS.index(name)] for unit in units))
-
-
-def _filled(units: Sequence[Unit], choice: Sequence[int], limits: Mapping[str, float]) -> list[int]:
+def _fill(choice: _Choice, limits: Mapping[str, float]) -> None:
     """Give what the grid of terms left over to whichever unit gains most by it, again and again."""
-    choice = list(choice)
-    names = [name for name in limits if name != ERROR]
-    if not names or ERROR in limits:
-        return choice
+    if not limits or ERROR in limits:
+        return
     for _ in range(FILLS):
-        room = {name: limits[name] - _sum(units, choice, name) for name in names}
-        found = [_polished(unit, at, limits, room) for unit, at in zip(units, choice, strict=True)]
-        gains = [
-            float(quantity(unit, ERROR)[at] - quantity(unit, ERROR)[new])
-            for unit, at, new in zip(units, choice, found, strict=True)
-        ]
-        most = max(range(len(gains)), key=gains.__getitem__, default=-1)
-        if most < 0 or gains[most] <= 0:
+        room = {name: limit - choice.sum(name) for name, limit in limits.items()}
+        gains = []
+        for place, (unit, at) in enumerate(zip(choice.units, choice.at, strict=True)):
+            new = _polished(unit, at, limits, room)
+            errors = quantity(unit, ERROR)
+            gains.append((float(errors[at] - errors[new]), -place, new))
+        gain, place, new = max(gains, default=(0.0, 0, 0))
+        if gain <= 0:
             break
-        choice[most] = found[most]
-    return choice
+        choice.at[-place] = new
 
 
 def _polished(
@@ -217,18 +209,16 @@ def _polished(
         rank = min(rank, len(curve.errors) - 1)
         if rank < 1 or curve.errors[rank] >= error:
             continue
-        place = with_option(unit, number, rank)
+        place = unit.add(number, np.array([rank]))
         enough = unit.costs[place, 0] >= unit.layer.floor * unit.matrices * unit.size
         if enough and (unit.costs[place, columns] <= allowed).all():
             best, error = place, unit.errors[place]
     return best
 
 
-def _result(
-    found: Allocation, units: Sequence[Unit], choice: Sequence[int], limits: Mapping[str, float]
-) -> Allocation:
+def _result(found: Allocation, choice: _Choice, limits: Mapping[str, float]) -> Allocation:
     squared: dict[str, float] = {}
-    for unit, at in zip(units, choice, strict=True):
+    for unit, at in zip(choice.units, choice.at, strict=True):
         spec, error = unit.spec(at), float(unit.errors[at])
         known = found.sensitivities.get(unit.name, 0.0)
         found.sensitivities[unit.name] = max(unit.sensitivity, known)
@@ -237,15 +227,13 @@ def _result(
             found.factors.setdefault(unit.name, {})[unit.role] = spec
             squared[unit.name] = max(squared.get(unit.name, 0.0), error)
     found.error = sqrt(squared_error(found.error))
-    layers = {unit.name: unit.layer for unit in units}
-    room = limits.get("params", inf) - _sum(units, choice, "params")
-    for name in list(found.factors):
-        factors = found.factors[name]
+    layers = {unit.name: unit.layer for unit in choice.units}
+    room = limits.get("params", inf) - choice.sum("params")
+    for name, factors in list(found.factors.items()):
         if all(map(_is_whole, factors.values())):
-            one, widths = layers[name].site, layers[name].widths
-            more = one.kind.params(one.module, widths) - one.kind.params(
-                one.module, widths, factors
-            )
+            site, widths = layers[name].site, layers[name].widths
+            dense, small = (site.kind.params(site.module, widths, one) for one in (None, factors))
+            more = dense - small
             if more <= room:  # no role gained: the layer stays, with biases that its twin merges
                 room -= max(0, more)
                 del found.factors[name], squared[name]

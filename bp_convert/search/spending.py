@@ -16,7 +16,7 @@ from bp_convert.kinds import Ask
 from bp_convert.search.budget import budget_for
 from bp_convert.search.candidates import Candidates, settled
 from bp_convert.search.selection import Allocation, Budget, choose
-from bp_convert.search.units import FreeLayer, Unit, kept
+from bp_convert.search.units import FreeLayer, Unit
 from bp_convert.values.plan import largest
 from bp_convert.values.progress import Progress
 from bp_convert.values.settings import Settings
@@ -94,7 +94,7 @@ class Spending:
                     raise
                 # With layers of several roles as they are, all counts are right.
                 held, whole = budget, True
-                units = [unit if unit.alone else kept(unit) for unit in units]
+                units = [unit if unit.alone else unit.kept() for unit in units]
                 continue
             over = max((self._macs(found, layers, budget) - one for one in limits), default=0.0)
             if over <= 0:
@@ -106,12 +106,8 @@ class Spending:
         """Count the model's multiply-adds with the factors that were found."""
         total = budget.fixed["macs"]
         for one in layers:
-            kind, module = one.site.kind, one.site.module
             factors = found.factors.get(one.site.name)
-            if factors is None:
-                total += one.dense_macs
-            else:
-                total += kind.macs(module, one.widths, factors, one.shapes[0])
+            total += one.dense_macs if factors is None else one.macs(factors)
         return total
 
     def free_layers(

@@ -48,12 +48,28 @@ class FreeLayer:
     @cached_property
     def builds(self) -> bool:
         """Whether even the fewest terms run on a weight that is built, as small LSTMs do."""
-        kind, module = self.site.kind, self.site.module
+        choices = self.site.kind.choices(self.site.module, self.widths)
         fewest = {
-            role: min(one.specs(), key=lambda spec: spec.params)
-            for role, one in kind.choices(module, self.widths).items()
+            role: min(one.specs(), key=lambda spec: spec.params) for role, one in choices.items()
         }
-        return kind.macs(module, self.widths, fewest, self.shapes[0]) > self.dense_macs
+        return self.macs(fewest) > self.dense_macs
+
+    @cached_property
+    def weights(self) -> int:
+        """Numbers in all its weight matrices."""
+        found = self.site.kind.matrices(self.site.module, Spread())
+        return sum(one.numel() for ones in found.values() for one in ones)
+
+    def macs(self, factors: Factors) -> int:
+        """Return the multiply-adds of one example on factors."""
+        return self.site.kind.macs(self.site.module, self.widths, factors, self.shapes[0])
+
+    def times(self, factors: Factors) -> list[tuple[float, float]]:
+        """Return the predicted times of its calls, dense and on factors, for one example and for
+        32; zeros where there is nothing to go by."""
+        kind, module = self.site.kind, self.site.module
+        found = (predict(kind, module, self.widths, factors, shapes) for shapes in self.shapes)
+        return [(0.0, 0.0) if one is None else (one.dense, one.converted) for one in found]
 
 
 @dataclass
@@ -67,11 +83,11 @@ class Unit:
         shape: (K, D) of each.
         curves: pairs with their errors.
         sensitivity: growth of the model's squared error with this role's.
+        dense: (len(COSTS),) of the role as it is.
+        alone: it is the layer's only role, so that keeping it keeps the layer.
         picked: (options, 2) the curve and the number of terms of each; no terms keep the weight.
         costs: (options, len(COSTS)).
         errors: (options,) relative squared error of each.
-        dense: (len(COSTS),) of the role as it is.
-        alone: it is the layer's only role, so that keeping it keeps the layer.
     """
 
     layer: FreeLayer
@@ -80,11 +96,11 @@ class Unit:
     shape: tuple[int, int]
     curves: list[Curve]
     sensitivity: float
+    dense: np.ndarray
+    alone: bool
     picked: np.ndarray
     costs: np.ndarray
     errors: np.ndarray
-    dense: np.ndarray
-    alone: bool
 
     @property
     def size(self) -> int:
@@ -101,6 +117,46 @@ class Unit:
         if rank:
             return self.curves[curve].spec.model_copy(update={"rank": rank})
         return None if self.alone else whole(self.shape[1], self.shape[0])
+
+    def add(self, place: int, terms: np.ndarray) -> int:
+        """Add options, numbers of terms of one of its curves; return the last one's place."""
+        curve = self.curves[place]
+        picked = np.stack([np.full_like(terms, place), terms], 1)
+        self.picked = np.concatenate([self.picked, picked])
+        self.costs = np.concatenate([self.costs, self._costs(curve.spec, terms)])
+        self.errors = np.concatenate([self.errors, curve.errors[terms].astype(np.float64)])
+        return len(self.errors) - 1
+
+    def only(self, at: np.ndarray | slice) -> Unit:
+        """Return the unit with some of its options."""
+        return replace(self, picked=self.picked[at], costs=self.costs[at], errors=self.errors[at])
+
+    def kept(self) -> Unit:
+        """Return a unit that can only stay what it is."""
+        return replace(self.only(slice(1)), curves=[])
+
+    def _costs(self, spec: FactorSpec, terms: np.ndarray) -> np.ndarray:
+        """Return the costs for each number of terms: counted at a few, and linear between."""
+        found = np.empty((len(terms), len(COSTS)))
+        found[:, 0] = terms * spec.params * self.matrices
+        at = terms[np.unique(np.linspace(0, len(terms) - 1, 5).astype(int))]
+        counted = [self._counted(spec.model_copy(update={"rank": int(rank)})) for rank in at]
+        for column, values in enumerate(zip(*counted, strict=True), 1):
+            found[:, column] = np.interp(terms, at, values)
+        return found
+
+    def _counted(self, spec: FactorSpec) -> list[float]:
+        """Return the costs but the parameters. A role among others runs on its factors, or on the
+        weight built once."""
+        if self.alone:
+            factors = {self.role: spec}
+            times = (converted for _, converted in self.layer.times(factors))
+            return [float(self.layer.macs(factors)), *times]
+        numbers = self.matrices * self.size
+        steps = self.dense[1] / max(1, numbers)  # rows that it multiplies
+        factored = steps * self.matrices * bilinear_macs(spec)
+        built = self.dense[1] + numbers * spec.rank
+        return [built if self.layer.builds else min(factored, built), *(BUILT * self.dense[2:])]
 
 
 def make_unit(
@@ -120,66 +176,22 @@ def make_unit(
         alone: it is the layer's only role, so that keeping it keeps the layer.
     """
     size = shape[0] * shape[1]
-    dense = _dense_costs(layer, matrices, size, alone=alone)
-    picked = [np.zeros((1, 2), dtype=np.int64)]
-    costs = [dense[None]]
-    errors = [np.zeros(1)]
+    one = 0 if alone else matrices
+    share = matrices * size / max(1, layer.weights)
+    times = [share * before for before, _ in layer.times(layer.any_factors())]
+    dense = np.array([matrices * size + one, layer.dense_macs * share, *times])
+    nothing, stays = np.zeros((1, 2), dtype=np.int64), np.zeros(1)
+    unit = Unit(
+        *(layer, role, matrices, shape, curves, sensitivity, dense, alone),
+        picked=nothing,
+        costs=dense[None],
+        errors=stays,
+    )
     for place, curve in enumerate(curves):
         terms = _terms(curve, size if alone else size + 1)
-        if not len(terms):
-            continue
-        picked.append(np.stack([np.full_like(terms, place), terms], 1))
-        costs.append(_costs(layer, role, matrices, size, curve.spec, terms, dense, alone=alone))
-        errors.append(curve.errors[terms].astype(np.float64))
-    unit = Unit(
-        layer,
-        role,
-        matrices,
-        shape,
-        curves,
-        sensitivity,
-        np.concatenate(picked),
-        np.concatenate(costs),
-        np.concatenate(errors),
-        dense,
-        alone,
-    )
-    if layer.floor:
-        _drop(unit, unit.costs[:, 0] >= layer.floor * matrices * size)
-    return unit
-
-
-def with_option(unit: Unit, place: int, rank: int) -> int:
-    """Add an option, a number of terms of one of the unit's curves; return its place."""
-    curve = unit.curves[place]
-    terms = np.array([rank], dtype=np.int64)
-    costs = _costs(
-        unit.layer,
-        unit.role,
-        unit.matrices,
-        unit.size,
-        curve.spec,
-        terms,
-        unit.dense,
-        alone=unit.alone,
-    )
-    unit.picked = np.concatenate([unit.picked, [[place, rank]]])
-    unit.costs = np.concatenate([unit.costs, costs])
-    unit.errors = np.append(unit.errors, float(curve.errors[rank]))
-    return len(unit.errors) - 1
-
-
-def kept(unit: Unit) -> Unit:
-    """Return a unit that can only stay what it is."""
-    return replace(
-        unit, picked=unit.picked[:1], costs=unit.costs[:1], errors=unit.errors[:1], curves=[]
-    )
-
-
-def _drop(unit: Unit, keep: np.ndarray) -> None:
-    unit.picked = unit.picked[keep]
-    unit.costs = unit.costs[keep]
-    unit.errors = unit.errors[keep]
+        if len(terms):
+            unit.add(place, terms)
+    return unit.only(unit.costs[:, 0] >= layer.floor * matrices * size) if layer.floor else unit
 
 
 def _terms(curve: Curve, size: int) -> np.ndarray:
@@ -189,78 +201,3 @@ def _terms(curve: Curve, size: int) -> np.ndarray:
     while found and found[-1] < most:
         found.append(min(most, max(found[-1] + 1, int(found[-1] * STEP))))
     return np.array(found, dtype=np.int64)
-
-
-def _dense_costs(layer: FreeLayer, matrices: int, size: int, *, alone: bool) -> np.ndarray:
-    one = 0 if alone else matrices
-    share = matrices * size / max(1, _weights(layer))
-    times = []
-    for shapes in layer.shapes:
-        speed = _speed(layer, shapes)
-        times.append(0.0 if speed is None else speed * share)
-    return np.array([matrices * size + one, layer.dense_macs * share, *times])
-
-
-def _weights(layer: FreeLayer) -> int:
-    """Count the numbers in all weight matrices of a layer."""
-    found = layer.site.kind.matrices(layer.site.module, Spread())
-    return sum(one.numel() for ones in found.values() for one in ones)
-
-
-def _speed(layer: FreeLayer, shapes: Sequence[Shape]) -> float | None:
-    """Return the predicted time of the layer as it is."""
-    site = layer.site
-    found = predict(site.kind, site.module, layer.widths, layer.any_factors(), shapes)
-    return None if found is None else found.dense
-
-
-def _costs(
-    layer: FreeLayer,
-    role: str,
-    matrices: int,
-    size: int,
-    spec: FactorSpec,
-    terms: np.ndarray,
-    dense: np.ndarray,
-    *,
-    alone: bool,
-) -> np.ndarray:
-    """Return the costs for each number of terms: counted at a few, and linear between."""
-    found = np.empty((len(terms), len(COSTS)))
-    found[:, 0] = terms * spec.params * matrices
-    picked = np.unique(np.linspace(0, len(terms) - 1, 5).astype(int))
-    counted = np.array(
-        [
-            _counted(layer, role, matrices, size, spec.model_copy(update={"rank": int(r)}), dense)
-            if not alone
-            else _counted_alone(layer, role, spec.model_copy(update={"rank": int(r)}))
-            for r in terms[picked]
-        ]
-    )
-    for column in range(1, len(COSTS)):
-        found[:, column] = np.interp(terms, terms[picked], counted[:, column - 1])
-    return found
-
-
-def _counted_alone(layer: FreeLayer, role: str, spec: FactorSpec) -> list[float]:
-    site, factors = layer.site, {role: spec}
-    costs = [float(site.kind.macs(site.module, layer.widths, factors, layer.shapes[0]))]
-    for shapes in layer.shapes:
-        speed = predict(site.kind, site.module, layer.widths, factors, shapes)
-        costs.append(0.0 if speed is None else speed.converted)
-    return costs
-
-
-def _counted(
-    layer: FreeLayer,
-    role: str,
-    matrices: int,
-    size: int,
-    spec: FactorSpec,
-    dense: np.ndarray,
-) -> list[float]:
-    """Return the costs of a role among others: on its factors, or on the weight built once."""
-    steps = dense[1] / max(1, matrices * size)  # rows that it multiplies
-    factored = steps * matrices * bilinear_macs(spec)
-    built = dense[1] + matrices * size * spec.rank
-    return [built if layer.builds else min(factored, built), *(BUILT * dense[2:])]

@@ -22,11 +22,11 @@ def made_up(errors: list[float], *, sensitivity: float = 1.0, **costs: list[floa
         shape=(1, 1),
         curves=[],
         sensitivity=sensitivity,
+        dense=table[0],
+        alone=True,
         picked=np.zeros((len(errors), 2), dtype=np.int64),
         costs=table,
         errors=np.array(errors, dtype=np.float64),
-        dense=table[0],
-        alone=True,
     )
 
 
