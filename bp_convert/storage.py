@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from bp_convert.errors import CheckpointError, PlanError
-from bp_convert.files.arch import arch_factory, gone
+from bp_convert.files.arch import arch_factory, place_of
 from bp_convert.files.atomic import Prove, write_text
 from bp_convert.files.converted import ConvertedFile, is_converted, read_converted, save_converted
 from bp_convert.files.converted import save_dense as _save_dense
@@ -121,20 +121,17 @@ def restored(
     elif model is not None:
         source = model()
     elif read.arch is not None:
-        source = _made_by(read.arch, where, trust)
+        place = place_of(read.arch)
+        if place is not None and not place.exists():
+            found = f"weights and a plan for {read.arch}, but {place} is not there"
+            raise _needs_model(where, found)
+        source = arch_factory(read.arch, trust=trust)()
     else:
         raise _needs_model(where, "weights and a plan, without the architecture they belong to")
     ghost = apply_plan(source, _cold(made)).model
     fill(ghost, read.state)
     mark(ghost, read.plan_json)
     return evaluating(ghost)
-
-
-def _made_by(arch: str, where: str, trust: Sequence[str]) -> nn.Module:
-    place = gone(arch)
-    if place is not None:
-        raise _needs_model(where, f"weights and a plan for {arch}, but {place} is not there")
-    return arch_factory(arch, trust=trust)()
 
 
 def _needs_model(where: str, found: str) -> CheckpointError:

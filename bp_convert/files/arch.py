@@ -7,6 +7,7 @@ import difflib
 import inspect
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -23,7 +24,7 @@ ARCH_FORMS = (
     "PACKAGE.MODULE:FACTORY; options follow a question mark, as in "
     "torchvision:resnet18?num_classes=10"
 )
-Factory = Callable[..., nn.Module]
+Factory = Callable[..., Any]
 
 
 def arch_factory(
@@ -41,60 +42,16 @@ def arch_factory(
         CheckpointError: the form, the name or an option is unknown, or the code is not trusted.
             The factory itself raises it too, where the model cannot be made.
     """
-    text, _, query = arch.partition("?")
+    source, name, query = _split(arch)
     options = _options(arch, query)
-    source, _, name = text.partition(":")
-    if source == "torchvision":
-        return _maker(arch, _torchvision(arch, name, options))
-    if source == "timm":
-        return _maker(arch, _timm(arch, name, options))
-    if source == "transformers":
-        return _maker(arch, _transformers(arch, name, options))
-    if source == "bp":
-        if name not in MODELS:
-            raise _unknown(arch, name, list(MODELS))
-        return _maker(arch, lambda: build(name, **options))
-    target, _, name = text.rpartition(":")
-    if not target or not name:
+    make: Callable[[], object]
+    if source in _LIBRARIES:
+        make = _LIBRARIES[source](arch, name, options)
+    elif source and name:
+        make = partial(_user_factory(arch, source, name, trust, typed), **options)
+    else:
         raise _bad(arch, "no known form", f"use one of these forms: {ARCH_FORMS}")
-    factory = _user_factory(arch, target, name, trust, typed)
-    return _maker(arch, lambda: factory(**options))
 
-
-def arch_of_folder(folder: Path) -> str | None:
-    """Return the architecture of a transformers folder, of the class that its weights are of."""
-    if not (folder / "config.json").is_file():
-        return None
-    try:
-        named = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
-    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
-        named = None
-    known = isinstance(named, str) and named.isidentifier()
-    return f"transformers:{folder.resolve()}" + (f"?class={named}" if known else "")
-
-
-def absolute(arch: str) -> str:
-    """Return an architecture with the whole path of its folder or file, to be read anywhere."""
-    text, mark, query = arch.partition("?")
-    source, _, name = text.partition(":")
-    target, _, factory = text.rpartition(":")
-    if source == "transformers":
-        text = f"{source}:{Path(name).resolve()}"
-    elif target.endswith(".py"):
-        text = f"{Path(target).resolve()}:{factory}"
-    return f"{text}{mark}{query}"
-
-
-def gone(arch: str) -> Path | None:
-    """Return the folder or file of an architecture if it is not there, else None."""
-    text = arch.partition("?")[0]
-    source, _, name = text.partition(":")
-    place = Path(name) if source == "transformers" else Path(text.rpartition(":")[0])
-    known = source == "transformers" or place.suffix == ".py"
-    return place if known and not place.exists() else None
-
-
-def _maker(arch: str, make: Callable[[], object]) -> Callable[[], nn.Module]:
     def factory() -> nn.Module:
         try:
             model = make()
@@ -117,7 +74,46 @@ def _maker(arch: str, make: Callable[[], object]) -> Callable[[], nn.Module]:
     return factory
 
 
-def _torchvision(arch: str, name: str, options: dict[str, Any]) -> Callable[[], nn.Module]:
+def arch_of_folder(folder: Path) -> str | None:
+    """Return the architecture of a transformers folder, of the class that its weights are of."""
+    if not (folder / "config.json").is_file():
+        return None
+    try:
+        named = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
+    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
+        named = None
+    known = isinstance(named, str) and named.isidentifier()
+    return f"transformers:{folder.resolve()}" + (f"?class={named}" if known else "")
+
+
+def absolute(arch: str) -> str:
+    """Return an architecture with the whole path of its folder or file, to be read anywhere."""
+    place = place_of(arch)
+    if place is None:
+        return arch
+    source, name, query = _split(arch)
+    text = f"{place.resolve()}:{name}" if place.suffix == ".py" else f"{source}:{place.resolve()}"
+    return f"{text}?{query}" if query else text
+
+
+def place_of(arch: str) -> Path | None:
+    """Return the transformers folder or the Python file of an architecture; None for any other."""
+    source, name, _ = _split(arch)
+    if source == "transformers":
+        return Path(name)
+    return Path(source) if source.endswith(".py") else None
+
+
+def _split(arch: str) -> tuple[str, str, str]:
+    """Return a library, or a Python file or module, what is made of it, and the options."""
+    text, _, query = arch.partition("?")
+    library, _, name = text.partition(":")
+    if library not in _LIBRARIES:
+        library, _, name = text.rpartition(":")
+    return library, name, query
+
+
+def _torchvision(arch: str, name: str, options: dict[str, Any]) -> Factory:
     known = torchvision.models.list_models()
     if name not in known:
         raise _unknown(arch, name, known)
@@ -127,17 +123,17 @@ def _torchvision(arch: str, name: str, options: dict[str, Any]) -> Callable[[], 
         quiet["weights_backbone"] = None  # else the backbone's weights are downloaded
     if name in {"googlenet", "inception_v3"}:
         quiet["init_weights"] = True  # the default, which torchvision wants to hear said
-    return lambda: torchvision.models.get_model(name, **{**quiet, **options})
+    return partial(torchvision.models.get_model, name, **{**quiet, **options})
 
 
-def _timm(arch: str, name: str, options: dict[str, Any]) -> Callable[[], nn.Module]:
+def _timm(arch: str, name: str, options: dict[str, Any]) -> Factory:
     timm = _optional(arch, "timm")
     if not timm.is_model(name):
         raise _unknown(arch, name, timm.list_models())
-    return lambda: timm.create_model(name, pretrained=False, **options)
+    return partial(timm.create_model, name, pretrained=False, **options)
 
 
-def _transformers(arch: str, folder: str, options: dict[str, Any]) -> Callable[[], nn.Module]:
+def _transformers(arch: str, folder: str, options: dict[str, Any]) -> Factory:
     transformers = _optional(arch, "transformers")
     if not Path(folder, "config.json").is_file():
         raise _bad(
@@ -148,24 +144,32 @@ def _transformers(arch: str, folder: str, options: dict[str, Any]) -> Callable[[
     wanted = str(options.pop("class", "AutoModel"))
     head: Any = getattr(transformers, wanted, None)
     auto = wanted.startswith("Auto") and hasattr(head, "from_config")
-    if not auto and not _is_subclass(head, transformers.PreTrainedModel):
+    is_model = isinstance(head, type) and issubclass(head, transformers.PreTrainedModel)
+    if not auto and not is_model:
         near = [one for one in dir(transformers) if one.startswith("AutoModel")]
         raise _unknown(arch, wanted, near)
 
-    def make() -> nn.Module:
+    def make() -> Any:
         config = transformers.AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, **options
         )
-        model: nn.Module = (
-            head.from_config(config, trust_remote_code=False) if auto else head(config)
-        )
-        return model
+        return head.from_config(config, trust_remote_code=False) if auto else head(config)
 
     return make
 
 
-def _is_subclass(found: object, base: type) -> bool:
-    return isinstance(found, type) and issubclass(found, base)
+def _reference(arch: str, name: str, options: dict[str, Any]) -> Factory:
+    if name not in MODELS:
+        raise _unknown(arch, name, list(MODELS))
+    return partial(build, name, **options)
+
+
+_LIBRARIES: dict[str, Callable[[str, str, dict[str, Any]], Factory]] = {
+    "torchvision": _torchvision,
+    "timm": _timm,
+    "transformers": _transformers,
+    "bp": _reference,
+}
 
 
 def _user_factory(arch: str, target: str, name: str, trust: Sequence[str], typed: bool) -> Factory:
@@ -182,11 +186,10 @@ def _user_factory(arch: str, target: str, name: str, trust: Sequence[str], typed
             f"if you trust its code: --trust {top}, in Python trust=[{top!r}]",
         )
     asked_by = f"--arch {arch}"
-    module = (
-        run_file(Path(target), asked_by=asked_by)
-        if is_file
-        else run_module(target, asked_by=asked_by)
-    )
+    if is_file:
+        module = run_file(Path(target), asked_by=asked_by)
+    else:
+        module = run_module(target, asked_by=asked_by)
     found = getattr(module, name, None)
     if not callable(found):
         made = [

@@ -7,13 +7,14 @@ import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from bp_convert.errors import CheckpointError
 
 OUTPUT_SUFFIXES = (".pt", ".pth", ".safetensors")  # of a model's file
-Write = Callable[[Path], None]
+Write = Callable[[Path], object]
 Prove = Callable[[Sequence[Path]], None]
 
 
@@ -35,7 +36,7 @@ def check_output(path: Path, *, force: bool = False, suffixes: Sequence[str] = (
             f"name it {path.with_suffix(suffixes[0]).name}",
         )
     real = Path(os.path.realpath(path))  # a link stays; what it points at is replaced
-    try:
+    with _failures_of(path):
         if real.is_dir():
             raise _refused(path, "a folder", "the name of a file", "add a file name")
         if real.exists() and not real.is_file():
@@ -51,8 +52,6 @@ def check_output(path: Path, *, force: bool = False, suffixes: Sequence[str] = (
         probe = temporary(real)
         probe.touch(exist_ok=False)
         probe.unlink()
-    except (OSError, ValueError) as problem:
-        raise _failed(path, problem) from None
     return real
 
 
@@ -87,22 +86,16 @@ def write_all(
             real = check_output(path, force=force)
             place = temporary(real, labels[index] if labels else "")
             done.append((place, real))
-            try:
+            with _failures_of(path):
                 mode = _mode(real)
                 write(place)
                 place.chmod(mode)  # safetensors writes for the owner alone
                 sync(place)
-            except CheckpointError:
-                raise
-            except Exception as problem:  # OSError, and what torch and safetensors make of it
-                raise _failed(path, problem) from problem
         if prove is not None:
             prove([place for place, _ in done])
         for place, real in done:
-            try:
+            with _failures_of(real):
                 place.replace(real)
-            except OSError as problem:
-                raise _failed(real, problem) from problem
             renamed = True
     finally:
         for place, _ in [] if renamed else done:  # what belongs to a renamed file is needed
@@ -139,14 +132,11 @@ def write_hashed(folder: Path, stem: str, suffix: str, write: Write) -> Path:
     """
     place = temporary(folder / f"{stem}{suffix}")
     try:
-        write(place)
-        sync(place)
-        path = folder / f"{stem}-{digest_of_file(place)}{suffix}"
-        place.replace(path)
-    except CheckpointError:
-        raise
-    except Exception as problem:  # OSError, and what torch makes of it
-        raise _failed(folder / f"{stem}{suffix}", problem) from problem
+        with _failures_of(folder / f"{stem}{suffix}"):
+            write(place)
+            sync(place)
+            path = folder / f"{stem}-{digest_of_file(place)}{suffix}"
+            place.replace(path)
     finally:
         with contextlib.suppress(OSError):
             place.unlink(missing_ok=True)
@@ -177,10 +167,7 @@ def write_text(path: Path, text: str, *, force: bool = False) -> Path:
     Raises:
         CheckpointError: the file exists and ``force`` is not given, or it cannot be written.
     """
-
-    def write(place: Path) -> None:
-        place.write_text(text, encoding="utf-8")
-
+    write = partial(Path.write_text, data=text, encoding="utf-8")
     return write_all([(path, write)], force=force)[0]
 
 
@@ -198,14 +185,22 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def _failed(path: Path, problem: Exception) -> CheckpointError:
-    reason = getattr(problem, "strerror", None) or str(problem).splitlines()[0][:200]
-    return _refused(
-        path,
-        f"it cannot be written: {reason}",
-        "a folder that can be written, with enough free space",
-        "free some space, or write somewhere else",
-    )
+@contextlib.contextmanager
+def _failures_of(path: Path) -> Iterator[None]:
+    """Let what goes wrong, an OSError or what torch and safetensors make of it, be an error that
+    names the file."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as problem:
+        reason = getattr(problem, "strerror", None) or str(problem).splitlines()[0][:200]
+        raise _refused(
+            path,
+            f"it cannot be written: {reason}",
+            "a folder that can be written, with enough free space",
+            "free some space, or write somewhere else",
+        ) from problem
 
 
 def _refused(path: Path, found: str, allowed: str, fix: str) -> CheckpointError:

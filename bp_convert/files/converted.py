@@ -38,9 +38,10 @@ from bp_convert.files.sidecar import (
 )
 from bp_convert.files.sniff import FileKind, file_kind
 from bp_convert.files.storable import is_plain
-from bp_convert.files.unpickle import load_admitted, refused_names
+from bp_convert.files.unpickle import load_admitted, names_in
 from bp_convert.files.writable import check_whole, check_writable
 from bp_convert.pickles import pickler
+from bp_convert.pickles.admit import admit
 
 FORMAT = 2
 _KEYS = ("format", "plan", "settings", "arch", "state", "skeleton")
@@ -108,7 +109,11 @@ def save_converted(
     if arch is None:
         content = {**about, "format": 1, "state": None, "skeleton": model}
     else:
-        content = {**about, "state": _plain(whole_state(model)), "skeleton": None}
+        state = whole_state(model)
+        plain = {
+            key: one.detach() if isinstance(one, Tensor) else one for key, one in state.items()
+        }
+        content = {**about, "state": plain, "skeleton": None}
     return write_all([(path, _torch_writer(content))], force=force, prove=prove)
 
 
@@ -189,7 +194,12 @@ def read_converted(
         raise wrong(path, "other contents than bp-convert writes", "convert the model again")
     skeleton, state = content["skeleton"], content["state"]
     if isinstance(skeleton, nn.Module):
-        state = _state_of(skeleton, path)
+        try:
+            state = whole_state(skeleton)
+        except Exception as problem:
+            what = f"a {type(skeleton).__name__} that is incomplete"
+            said = f"{type(problem).__name__}: {problem}"
+            raise wrong(path, f"{what}: {said}", "convert the model again") from None
     elif skeleton is not None or not _is_state(state):
         raise wrong(path, "no weights where they should be", "convert the model again")
     return ConvertedFile(*_about(content, path), state=state, skeleton=skeleton)
@@ -198,7 +208,8 @@ def read_converted(
 def needs_trust(path: str | Path) -> list[str]:
     """List the names in a converted file that must be trusted when it is loaded."""
     path = Path(path)
-    return refused_names(path) if file_kind(path) is FileKind.TORCH else []
+    names = names_in(path) if file_kind(path) is FileKind.TORCH else []
+    return [name for name in names if admit(name) is None]
 
 
 def _about(content: dict[str, Any], path: Path) -> tuple[int, str, str, str | None]:
@@ -235,21 +246,6 @@ def _torch_writer(content: object) -> Write:
             torch.save(content, file, pickle_module=pickler)
 
     return write
-
-
-def _state_of(skeleton: nn.Module, path: Path) -> dict[str, object]:
-    try:
-        return whole_state(skeleton)
-    except Exception as problem:
-        raise wrong(
-            path,
-            f"a {type(skeleton).__name__} that is incomplete: {type(problem).__name__}: {problem}",
-            "convert the model again",
-        ) from None
-
-
-def _plain(state: dict[str, object]) -> dict[str, object]:
-    return {name: one.detach() if isinstance(one, Tensor) else one for name, one in state.items()}
 
 
 def _is_state(state: object) -> bool:

@@ -42,9 +42,7 @@ def weights_alone(path: Path) -> tuple[StoredTensor, ...] | None:
         CheckpointError: the file is damaged, or no model file at all.
     """
     kind = file_kind(path)
-    if kind is FileKind.SAFETENSORS:
-        return _entries(read_safetensors(path))
-    content = load_inert(path, kind)
+    content = contents(path, kind)
     if module_class(content) is not None:
         return None
     if isinstance(content, dict) and any(module_class(one) for one in content.values()):
@@ -55,15 +53,19 @@ def weights_alone(path: Path) -> tuple[StoredTensor, ...] | None:
     }
     states = {place: state for place, state in states.items() if state}
     if not states:
-        return None
+        return () if kind is FileKind.SAFETENSORS else None
     usual = next((states[key] for key in USUAL if key in states), None)
-    return _entries(
-        usual or max(states.values(), key=lambda one: sum(map(Tensor.numel, one.values())))
-    )
-
-
-def _entries(state: dict[str, Tensor]) -> tuple[StoredTensor, ...]:
+    state = usual or max(states.values(), key=lambda one: sum(map(Tensor.numel, one.values())))
     return tuple(
         StoredTensor(name, tuple(one.shape), str(one.dtype).removeprefix("torch."), one.numel())
         for name, one in state.items()
     )
+
+
+def contents(path: Path, kind: FileKind) -> object:
+    """Read what holds weights in a file, without the classes that it names.
+
+    Raises:
+        CheckpointError: the file is damaged, or names what no model needs.
+    """
+    return read_safetensors(path) if kind is FileKind.SAFETENSORS else load_inert(path, kind)

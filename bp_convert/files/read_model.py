@@ -12,10 +12,10 @@ from torch import nn
 from bp_convert.errors import CheckpointError, PlanError
 from bp_convert.files.arch import ARCH_FORMS, arch_factory, arch_of_folder
 from bp_convert.files.converted import is_converted
-from bp_convert.files.sidecar import read_safetensors
+from bp_convert.files.listing import contents
 from bp_convert.files.sniff import FileKind, file_kind, refusal
 from bp_convert.files.state import find_states, fit_weights
-from bp_convert.files.unpickle import listed, load_admitted, load_inert
+from bp_convert.files.unpickle import listed, load_admitted
 from bp_convert.graph.ready import check_ready
 from bp_convert.pickles.inert import module_class
 
@@ -73,15 +73,14 @@ def load_model(
             f"bp_convert.load({str(path)!r}) loads it, and `bp-convert dense {path} -o DENSE.pt` "
             "turns it back into plain layers that can be converted again",
         )
-    if kind is FileKind.SAFETENSORS:
-        if arch is None:
-            raise _needs_arch(path, "weights without a model (safetensors)")
-        return _fit(path, read_safetensors(path), "safetensors", arch, trust, allow_missing)
     if arch is not None:
-        content = load_inert(path, kind)
+        content = contents(path, kind)
         name = module_class(content)
         words = f"the weights of a pickled {name}" if name else ""
+        words = "safetensors" if kind is FileKind.SAFETENSORS else words
         return _fit(path, content, words, arch, trust, allow_missing)
+    if kind is FileKind.SAFETENSORS:
+        raise _needs_arch(path, "weights without a model (safetensors)")
     return _whole(path, load_admitted(path, kind, trust=trust))
 
 
@@ -100,14 +99,10 @@ def _whole(path: Path, content: object) -> Loaded:
         model = model.module
         notes.append("unwrapped from DataParallel")
     _check_whole(path, model)
-    return Loaded(model, f"a pickled {_described(model)}", None, tuple(notes))
-
-
-def _described(model: nn.Module) -> str:
     top = type(model).__module__.partition(".")[0]
-    return (
-        f"{top} {type(model).__name__}" if top in {"torch", "torchvision"} else type(model).__name__
-    )
+    library = f"{top} " if top in {"torch", "torchvision"} else ""
+    source = f"a pickled {library}{type(model).__name__}"
+    return Loaded(model, source, None, tuple(notes))
 
 
 def _check_whole(path: Path, model: nn.Module) -> None:
@@ -173,10 +168,7 @@ def _folder_state(folder: Path) -> dict[str, object]:
                 files = sorted(folder / Path(str(one)).name for one in shards)
             except (OSError, ValueError, KeyError, AttributeError, TypeError):
                 raise refusal(index, "an index that cannot be read", "download it again") from None
-            merged: dict[str, object] = {}
-            for file in files:
-                merged.update(_weights_file(file))
-            return merged
+            return {name: one for file in files for name, one in _weights_file(file).items()}
     raise refusal(
         folder,
         f"a folder without {' or '.join(_WEIGHT_FILES)}",
@@ -185,8 +177,5 @@ def _folder_state(folder: Path) -> dict[str, object]:
 
 
 def _weights_file(path: Path) -> dict[str, object]:
-    kind = file_kind(path)
-    if kind is FileKind.SAFETENSORS:
-        return dict(read_safetensors(path))
-    content = load_inert(path, kind)
+    content = contents(path, file_kind(path))
     return dict(content) if isinstance(content, dict) else {"": content}

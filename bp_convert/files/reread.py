@@ -15,7 +15,7 @@ from bp_convert.files.atomic import Prove
 from bp_convert.files.converted import read_converted
 from bp_convert.files.entries import whole_state
 from bp_convert.files.sniff import FileKind, file_kind
-from bp_convert.files.unpickle import listed, load_written, names_in
+from bp_convert.files.unpickle import listed, load_known, names_in
 from bp_convert.files.writable import plain_name
 from bp_convert.pickles.meaning import meanings
 
@@ -30,18 +30,14 @@ def read_back(model: nn.Module, path: Path, *, trust: Sequence[str] = ()) -> Pro
     """
 
     def prove(places: Sequence[Path]) -> None:
-        compare(
-            path,
-            bits_of(model),
-            {plain_name(name): one for name, one in digests(_state_in(places, trust)).items()},
-        )
+        compare(path, bits_of(model), digests(_state_in(places, trust)))
 
     return prove
 
 
 def bits_of(model: nn.Module) -> dict[str, str]:
     """Return a hash of each entry of a model's state, by its name in a file."""
-    return {plain_name(name): one for name, one in digests(whole_state(model)).items()}
+    return digests(whole_state(model))
 
 
 def compare(path: Path, expected: Mapping[str, str], found: Mapping[str, str]) -> None:
@@ -66,17 +62,18 @@ def _state_in(places: Sequence[Path], trust: Sequence[str]) -> dict[str, Any]:
     if file_kind(weights) is FileKind.SAFETENSORS:
         return read_converted(weights, beside=beside[0]).state
     known, needed = meanings(names_in(weights), trust)
-    content: Any = load_written(weights, known, needed)
+    content: Any = load_known(weights, known, needed, mmap=True)
     model = content if isinstance(content, nn.Module) else content["skeleton"]
     return whole_state(model) if model is not None else dict(content["state"])
 
 
 def digests(state: Mapping[str, object]) -> dict[str, str]:
-    """Return a short hash of each entry: type, shape and every bit of a tensor, wherever it lies.
+    """Return a short hash of each entry, by its name in a file: type, shape and every bit of a
+    tensor, wherever it lies.
 
     Only plain values and tensors count; anything else is like anything else.
     """
-    return {name: _digest(value) for name, value in state.items()}
+    return {plain_name(name): _digest(value) for name, value in state.items()}
 
 
 def _digest(value: object) -> str:

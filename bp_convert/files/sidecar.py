@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +48,12 @@ def write_pair(
         "settings": json.loads(about["settings"]),
         "ties": ties,
     }
-    text = json.dumps(sidecar, indent=1)
+    text = json.dumps(sidecar, indent=1) + "\n"
     stamp = _digest(sidecar)
-    write_weights = weights_writer(kept, {"format": "pt", STAMP: stamp})
-
-    def write_plan(place: Path) -> None:
-        place.write_text(text + "\n", encoding="utf-8")
-
-    writes = [(path, write_weights), (plan_path(path), write_plan)]
+    writes = [
+        (path, weights_writer(kept, {"format": "pt", STAMP: stamp})),
+        (plan_path(path), partial(Path.write_text, data=text, encoding="utf-8")),
+    ]
     labels = ["", _label(path, stamp)]
     return write_all(writes, force=force, prove=prove, labels=labels)
 

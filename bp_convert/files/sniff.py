@@ -14,7 +14,7 @@ ALLOWED = (
     ".safetensors) together with --arch"
 )
 _RESAVE = "load it where it was made and write torch.save(model, 'model.pt') or its state dict"
-_ASK = "copy or download it again, or ask its author for the weights as .safetensors"
+ASK = "copy or download it again, or ask its author for the weights as .safetensors"
 _SMALL, _RATIO = 2**26, 100  # bytes, and how much smaller an honest archive may be
 _LEGACY_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the first pickle of torch < 1.6
 _HEAD = 64 * 1024
@@ -102,25 +102,23 @@ def _kind_of_zip(path: Path) -> FileKind:
             "copy or download it again, and compare the sizes",
         ) from None
     if len({*names}) < len(names):  # two readers may take one each
-        raise refusal(path, "an archive with two records of one name", _ASK)
+        raise refusal(path, "an archive with two records of one name", ASK)
     if unpacked > _SMALL + _RATIO * path.stat().st_size:
-        raise refusal(path, f"an archive that unpacks to {unpacked:,} bytes", _ASK)
+        raise refusal(path, f"an archive that unpacks to {unpacked:,} bytes", ASK)
     # torch puts everything under one folder, named after the file.
     inner = [name.partition("/")[2] or name for name in names]
+    program = ""
     if any(name.endswith("constants.pkl") or name.startswith("code/") for name in inner):
-        raise refusal(
-            path,
-            "a TorchScript program, whose layers can no longer be exchanged",
-            "give the eager model that it was made from: torch.save(model, 'model.pt'), or its "
-            "state dict with --arch",
-        )
-    if any(
+        program = "a TorchScript program"
+    elif any(
         name == "archive_format" or name.startswith(("models/", "serialized_exported_program"))
         for name in inner
     ):
+        program = "an exported program (torch.export)"
+    if program:
         raise refusal(
             path,
-            "an exported program (torch.export), whose layers can no longer be exchanged",
+            f"{program}, whose layers can no longer be exchanged",
             "give the eager model that it was made from: torch.save(model, 'model.pt'), or its "
             "state dict with --arch",
         )

@@ -145,23 +145,22 @@ def _best(
             fix="give a file that holds the model's weights",
         )
     goal = frozenset(wanted)
-    best: tuple[tuple[int, int, int], str, dict[str, object], tuple[str, ...]] | None = None
+    matches = []
     for place, state in found:
         names, steps = match_names(list(state), goal)
         count = sum(name in goal for name in names)
         last = place.rpartition(".")[2]
         rank = -_USUAL_KEYS.index(last) if last in _USUAL_KEYS else -len(_USUAL_KEYS)
         score = (count, -len(state), rank)  # most matches, least beside them, likeliest key
-        if best is None or score > best[0]:
-            best = (score, place, dict(zip(names, state.values(), strict=True)), steps)
-    if best is None or not best[0][0]:
+        matches.append((score, place, dict(zip(names, state.values(), strict=True)), steps))
+    (count, *_), place, state, steps = max(matches, key=lambda one: one[0])
+    if not count:
         raise CheckpointError(
             where=where,
             found=f"weights of another model, such as {listed(list(found[0][1])[:3])}",
             allowed=f"weights such as {listed(list(wanted)[:3])}",
             fix="give the --arch that these weights belong to",
         )
-    _, place, state, steps = best
     others = [one for one, other in found if one != place and len(other) == len(state)]
     if others:
         steps = (*steps, f"other weights in the file, not used: {listed(sorted(set(others)))}")

@@ -13,43 +13,47 @@ from bp_convert.errors import CheckpointError
 from bp_convert.files.entries import whole_state
 
 _DEEPEST = 32
-_VALUES = (bool, int, float, complex, str, bytes, type(None))
-_MORE_VALUES = (torch.dtype, torch.device, torch.Size, torch.layout)
+_VALUES = (
+    *(bool, int, float, complex, str, bytes, type(None)),
+    *(torch.dtype, torch.device, torch.Size, torch.layout),
+)
 
 
-def check_tensors(model: nn.Module) -> None:
-    """Refuse a model whose state a safetensors file cannot hold.
+def check_storable(model: nn.Module, *, tensors_alone: bool) -> None:
+    """Refuse a model with state that a file of weights and plan cannot hold.
 
-    Raises:
-        CheckpointError: an entry is no tensor, or of a kind that safetensors lacks; names it.
-    """
-    for name, value in whole_state(model).items():
-        reason = _not_in_safetensors(value)
-        if reason is not None:
-            raise _lost(
-                model,
-                name,
-                f"{reason}, which a safetensors file cannot hold",
-                "write NAME.pt, with --arch (arch= in Python) or without",
-            )
-
-
-def check_plain(model: nn.Module) -> None:
-    """Refuse a model with state that is neither tensors nor plain values.
+    Args:
+        tensors_alone: it is a safetensors file; else a pickle of tensors and plain values.
 
     Raises:
         CheckpointError: names the entry.
     """
     for name, value in whole_state(model).items():
-        odd = _odd(value)
-        if odd is not None:
-            raise _lost(
-                model,
-                name,
-                f"{odd}, which a file of weights and plan cannot hold",
-                "let get_extra_state() return tensors, numbers, texts, or lists and dictionaries "
-                "of them; or write NAME.pt without --arch, which holds the whole model",
+        odd = _not_in_safetensors(value) if tensors_alone else _odd(value)
+        if odd is None:
+            continue
+        if tensors_alone:
+            file, fix = (
+                "safetensors file",
+                "write NAME.pt, with --arch (arch= in Python) or without",
             )
+        else:
+            file = "file of weights and plan"
+            fix = (
+                "let get_extra_state() return tensors, numbers, texts, or lists and dictionaries "
+                "of them; or write NAME.pt without --arch, which holds the whole model"
+            )
+        owner = name.rpartition(".")[0]
+        try:
+            kind = type(model.get_submodule(owner)).__name__
+        except AttributeError:
+            kind = type(model).__name__
+        raise CheckpointError(
+            where=f"{name} ({kind})",
+            found=f"state that would be lost: {odd}, which a {file} cannot hold",
+            allowed="a file that holds all of a model's state",
+            fix=fix,
+        )
 
 
 def is_plain(value: object) -> bool:
@@ -70,13 +74,11 @@ def _odd(value: object, depth: int = 0) -> str | None:
     if type(value) in (dict, OrderedDict, Counter):
         assert isinstance(value, dict)
         return next(filter(None, (*map(below, value), *map(below, value.values()))), None)
-    return None if type(value) in (*_VALUES, *_MORE_VALUES) else f"a {type(value).__name__}"
+    return None if type(value) in _VALUES else f"a {type(value).__name__}"
 
 
 def _not_in_safetensors(value: object) -> str | None:
-    if not isinstance(value, Tensor):
-        return f"a {type(value).__name__}"
-    if type(value.detach()) is not Tensor:
+    if not isinstance(value, Tensor) or type(value.detach()) is not Tensor:
         return f"a {type(value).__name__}"
     if value.is_quantized or value.layout is not torch.strided or value.is_nested:
         return f"a tensor of {value.dtype}, {value.layout}".replace("torch.", "")
@@ -90,17 +92,3 @@ def _has_dtype(dtype: torch.dtype) -> bool:
         return bool(safetensors.torch.load(content)["x"].dtype == dtype)
     except Exception:
         return False
-
-
-def _lost(model: nn.Module, name: str, found: str, fix: str) -> CheckpointError:
-    owner = name.rpartition(".")[0]
-    try:
-        kind = type(model.get_submodule(owner)).__name__
-    except AttributeError:
-        kind = type(model).__name__
-    return CheckpointError(
-        where=f"{name} ({kind})",
-        found=f"state that would be lost: {found}",
-        allowed="a file that holds all of a model's state",
-        fix=fix,
-    )

@@ -17,7 +17,7 @@ import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from bp_convert.errors import CheckpointError
-from bp_convert.files.sniff import FileKind, refusal
+from bp_convert.files.sniff import ASK, FileKind, refusal
 from bp_convert.pickles.admit import admit, is_weapon
 from bp_convert.pickles.inert import InertReach, inert_class, module_class, too_deep
 from bp_convert.pickles.libraries import settle
@@ -46,11 +46,6 @@ def names_in(path: Path) -> list[str]:
         raise _damaged(path, problem) from None
 
 
-def refused_names(path: Path, trust: Sequence[str] = ()) -> list[str]:
-    """List the names in a torch.save file that are not admitted."""
-    return [name for name in names_in(path) if admit(name, trust) is None]
-
-
 def load_admitted(path: Path, kind: FileKind, *, trust: Sequence[str] = ()) -> object:
     """Load a torch.save file onto the CPU if every name in it is admitted.
 
@@ -58,7 +53,7 @@ def load_admitted(path: Path, kind: FileKind, *, trust: Sequence[str] = ()) -> o
         CheckpointError: a name is refused, or the file is damaged.
     """
     if kind is FileKind.LEGACY:
-        return _load(path, {})
+        return load_known(path, {})
     names = names_in(path)
     if any(one.startswith(LAZY) for one in names) and not any(map(is_weapon, names)):
         raise refusal(
@@ -72,7 +67,7 @@ def load_admitted(path: Path, kind: FileKind, *, trust: Sequence[str] = ()) -> o
         if all(covers(trust, name) and not is_weapon(name) for name in refused):
             raise _not_defined(path, refused, trust)
         raise _refused(path, refused, _is_whole_model(path, refused))
-    content = _load(path, admitted, trust)
+    content = load_known(path, admitted, trust)
     with contextlib.suppress(Exception):  # an incomplete model, of which others say more
         settle(content)
     return content
@@ -93,18 +88,6 @@ def known(names: Mapping[str, object], trust: Sequence[str] = ()) -> Iterator[No
         entries.append((reach, REACH))
     with _LOCK, safe_globals(entries):
         yield
-
-
-def load_written(path: Path, names: Mapping[str, object], trust: Sequence[str]) -> object:
-    """Load a file of our own writing, onto the CPU and without reading what is not looked at.
-
-    Args:
-        names: what its names stand for, in this process.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
-    return _load(path, names, trust, mmap=True)
 
 
 def names_in_pickle(content: bytes) -> list[str]:
@@ -145,17 +128,21 @@ def load_inert(path: Path, kind: FileKind) -> object:
         CheckpointError: a name can only be meant to do harm, or the file is damaged.
     """
     if kind is FileKind.LEGACY:
-        return _load(path, {})
+        return load_known(path, {})
     names = names_in(path)
     harmful = [name for name in names if is_weapon(name)]
     if harmful:
         raise _refused(path, harmful, whole=False)
-    reach: dict[str, object] = {REACH: InertReach()} if REACH in names else {}
+
+    def stand_ins(*, as_dict: bool) -> dict[str, object]:
+        found: dict[str, object] = {one: inert_class(one, as_dict=as_dict) for one in names}
+        return {**found, REACH: InertReach()} if REACH in names else found
+
     try:
-        return _load(path, {**{name: inert_class(name) for name in names}, **reach})
+        return load_known(path, stand_ins(as_dict=False))
     except CheckpointError:
         # An unknown class may be a dictionary; torch's unpickler wants to know before.
-        return _load(path, {**{name: inert_class(name, as_dict=True) for name in names}, **reach})
+        return load_known(path, stand_ins(as_dict=True))
 
 
 def listed(names: Sequence[str]) -> str:
@@ -164,9 +151,18 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def _load(
+def load_known(
     path: Path, names: Mapping[str, object], trust: Sequence[str] = (), *, mmap: bool = False
 ) -> object:
+    """Load a torch.save file onto the CPU, in which some names are known.
+
+    Args:
+        names: what they stand for.
+        mmap: read what is looked at only.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
     with known(names, trust), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about pickle protocols, in torch's words
         try:
@@ -174,11 +170,7 @@ def _load(
         except Exception as problem:
             raise _damaged(path, problem) from None
     if too_deep(content):
-        raise refusal(
-            path,
-            "parts in parts in parts, deeper than any model",
-            "copy or download it again, or ask its author for the weights as .safetensors",
-        )
+        raise refusal(path, "parts in parts in parts, deeper than any model", ASK)
     return content
 
 
@@ -262,17 +254,11 @@ def _damaged(path: Path, problem: Exception) -> CheckpointError:
     elif re.search("only (append to|extend) lists", text) and not fills_lists_of_classes():
         found = f"a list of an unknown class, which torch {torch.__version__} does not read safely"
         fix = "load it with a newer torch, or save its state dict alone"
-    elif "weights_only" in text.splitlines()[0] if text else False:
-        found, fix = _unreadable(problem, text.partition("WeightsUnpickler error:")[2])
     else:
-        found, fix = _unreadable(problem, text)
+        if "weights_only" in text.partition("\n")[0]:
+            text = text.partition("WeightsUnpickler error:")[2]
+        line = next(filter(None, map(str.strip, text.splitlines())), "")
+        reason = line[:200] if line and "weights_only" not in line else type(problem).__name__
+        found = f"a damaged file, or a pickle that does more than hold a model ({reason})"
+        fix = ASK
     return refusal(path, found, fix)
-
-
-def _unreadable(problem: Exception, text: str) -> tuple[str, str]:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    reason = lines[0][:200] if lines and "weights_only" not in lines[0] else type(problem).__name__
-    return (
-        f"a damaged file, or a pickle that does more than hold a model ({reason})",
-        "copy or download it again, or ask its author for the weights as .safetensors",
-    )

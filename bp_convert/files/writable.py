@@ -7,7 +7,7 @@ will read it, with as little trust as that takes. What does not come back is nam
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from bp_convert.errors import CheckpointError
 from bp_convert.files.entries import whole_state
-from bp_convert.files.storable import check_plain, check_tensors
+from bp_convert.files.storable import check_storable
 from bp_convert.files.unpickle import listed, names_in_pickle, revive
 from bp_convert.graph.clone import all_weights
 from bp_convert.pickles import pickler
@@ -51,13 +51,11 @@ def check_writable(
             out.
     """
     _check_values(model)
-    if Path(path).suffix == ".safetensors":
-        check_tensors(model)
-        return ()
-    if arch is not None:
-        check_plain(model)
-        return ()
-    return check_whole(model, trust)
+    tensors_alone = Path(path).suffix == ".safetensors"
+    if arch is None and not tensors_alone:
+        return check_whole(model, trust)
+    check_storable(model, tensors_alone=tensors_alone)
+    return ()
 
 
 def check_whole(model: nn.Module, trust: Sequence[str] = ()) -> tuple[str, ...]:
@@ -88,16 +86,18 @@ def plain_name(name: str) -> str:
 
 def _check_values(model: nn.Module) -> None:
     for name, one in all_weights(model).items():
-        if is_lazy(one) or one.is_meta:
-            what = (
-                "a lazy weight without a shape" if is_lazy(one) else "a weight on the meta device"
-            )
-            raise CheckpointError(
-                where=name,
-                found=f"{what}, which has no values",
-                allowed="weights that have values",
-                fix="run the model once" if is_lazy(one) else "give it its weights first",
-            )
+        if is_lazy(one):
+            what, fix = "a lazy weight without a shape", "run the model once"
+        elif one.is_meta:
+            what, fix = "a weight on the meta device", "give it its weights first"
+        else:
+            continue
+        raise CheckpointError(
+            where=name,
+            found=f"{what}, which has no values",
+            allowed="weights that have values",
+            fix=fix,
+        )
 
 
 def _check_kinds(model: nn.Module) -> None:
@@ -147,8 +147,7 @@ def _revived(
     except Unreadable:
         raise
     except Exception as problem:
-        text = str(problem).splitlines() or [type(problem).__name__]
-        raise Unreadable(f"cannot be pickled: {text[0]}") from None
+        raise Unreadable(f"cannot be pickled: {_said(problem)}") from None
     content = pickler.buffer.getvalue()
     try:
         names = names_in_pickle(content)
@@ -160,8 +159,7 @@ def _revived(
     try:
         return revive(content, pickler.parts, known, needed), needed
     except Exception as problem:
-        text = str(problem).splitlines() or [type(problem).__name__]
-        raise Unreadable(f"does not come back from a pickle: {text[0]}") from None
+        raise Unreadable(f"does not come back from a pickle: {_said(problem)}") from None
 
 
 def _culprit(model: nn.Module, trust: Sequence[str]) -> tuple[str, str]:
@@ -188,12 +186,11 @@ def _check_same(model: nn.Module, revived: object) -> None:
     """Refuse a model whose pickle loses a part of its state, as some classes' own do."""
     try:
         assert isinstance(revived, nn.Module)
-        back = {plain_name(name): _form(one) for name, one in whole_state(revived).items()}
+        back = _forms(revived)
     except Exception as problem:
-        text = str(problem).splitlines() or [type(problem).__name__]
-        place = next((name for name, one in _broken(model, revived)), "the model")
-        raise _lost(place, f"comes back incomplete from a pickle: {text[0]}", ANOTHER_WAY) from None
-    own = {plain_name(name): _form(one) for name, one in whole_state(model).items()}
+        found = f"comes back incomplete from a pickle: {_said(problem)}"
+        raise _lost(_broken(model, revived), found, ANOTHER_WAY) from None
+    own = _forms(model)
     if back != own:
         lost = [name for name in own if back.get(name) != own[name]] or [*back.keys() - own.keys()]
         raise _lost(
@@ -203,21 +200,30 @@ def _check_same(model: nn.Module, revived: object) -> None:
         )
 
 
-def _broken(model: nn.Module, revived: object) -> Iterator[tuple[str, nn.Module]]:
+def _broken(model: nn.Module, revived: object) -> str:
+    """Name the first module that comes back without one of its attributes."""
     for name, module in model.named_modules():
         try:
             twin = revived.get_submodule(name) if isinstance(revived, nn.Module) else revived
-            missing = vars(module).keys() - vars(twin).keys()
+            whole = vars(module).keys() <= vars(twin).keys()
         except Exception:
-            missing = {name}
-        if missing:
-            yield f"{name or 'the model'} ({type(module).__name__})", module
+            whole = False
+        if not whole:
+            return f"{name or 'the model'} ({type(module).__name__})"
+    return "the model"
 
 
-def _form(value: object) -> tuple[object, ...]:
-    if isinstance(value, Tensor):
-        return tuple(value.shape), value.dtype, value.layout
-    return ("no tensor",)
+def _forms(model: nn.Module) -> dict[str, object]:
+    return {
+        plain_name(name): (tuple(one.shape), one.dtype, one.layout)
+        if isinstance(one, Tensor)
+        else None
+        for name, one in whole_state(model).items()
+    }
+
+
+def _said(problem: Exception) -> str:
+    return (str(problem).splitlines() or [type(problem).__name__])[0]
 
 
 def _lost(where: str, found: str, fix: str) -> CheckpointError:

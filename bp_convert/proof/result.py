@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from bp_convert.files.arch import place_of
 from bp_convert.files.writable import check_writable
 from bp_convert.proof import Proof
 from bp_convert.storage import is_marked, save, save_dense
@@ -47,9 +48,9 @@ class ResultFile:
             VerificationError: it does not load, or not as it was; then nothing is left of it.
         """
         needed = check_writable(model, self.goal, arch=arch, trust=self.trust)
-        script = (arch or "").partition("?")[0].rpartition(":")[0]
-        if script.endswith(".py"):
-            needed = (*needed, str(Path(script).resolve()))
+        place = None if arch is None else place_of(arch)
+        if place is not None and place.suffix == ".py":
+            needed = (*needed, str(place.resolve()))
         trusted = tuple(dict.fromkeys((*self.trust, *needed)))
         prove = self.proof.of(model, self.goal, trust=trusted, source=source)
         given: dict[str, Any] = {"force": self.force, "trust": self.trust, "prove": prove}
