@@ -20,8 +20,8 @@ from bp_convert.graph.clone import plain_clone
 from bp_convert.graph.running import evaluating
 from bp_convert.pickles.guard import guard, unguard
 from bp_convert.surgery import apply_plan
+from bp_convert.values.base import as_json
 from bp_convert.values.plan import Plan
-from bp_convert.values.text import as_json
 
 PLAN_ATTRIBUTE = "bp_convert_plan"
 

@@ -1,4 +1,4 @@
-"""A job of a recipe: run in a folder of its own, logged, and put into place."""
+"""A job of a recipe: run in a folder of its own, logged, and put into place, failed or not."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from pathlib import Path
 
 import yaml
 
-from bp_convert.batch.failures import failure
 from bp_convert.batch.folders import LOG, Results
 from bp_convert.batch.full import trained_source
 from bp_convert.batch.identity import Task
 from bp_convert.errors import BpConvertError
-from bp_convert.faults import Trail, of_the_machine
+from bp_convert.faults import Fault, Trail, of_the_machine
 from bp_convert.files.atomic import write_text
 from bp_convert.run.job import Given, run
 from bp_convert.run.written import Outputs
@@ -100,3 +99,24 @@ def _write_recipe(draft: Path, job: Job) -> None:
         keys["target"] = [str(one) for one in job.target]
     text = yaml.safe_dump(keys, sort_keys=False, allow_unicode=True)
     write_text(draft / "recipe.yaml", text, force=True)
+
+
+def failure(job: Job, identity: str, problem: BpConvertError | Fault | str) -> Outcome:
+    """Return the outcome of a job that failed."""
+    words = problem if isinstance(problem, str) else told(problem)
+    return Outcome(
+        name=job.name,
+        state="failed",
+        identity=identity,
+        keys=job.keys,
+        model=job.words,
+        paper=job.paper,
+        problem=words[:500],
+    )
+
+
+def told(problem: BpConvertError | Fault) -> str:
+    """Say what went wrong in a line."""
+    if isinstance(problem, Fault):
+        return f"{problem.where}: {problem.words}; a fault that bp-convert did not foresee"
+    return f"{problem.where}: {problem.found}. To do: {problem.fix}"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bp_convert.batch.failures import failure
+from bp_convert.batch.attempt import failure
 from bp_convert.batch.folders import LOG, Results
 from bp_convert.batch.identity import Task
 from bp_convert.errors import RecipeError

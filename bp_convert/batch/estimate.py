@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from bp_convert.batch.attempt import told
 from bp_convert.batch.book import Stated
-from bp_convert.batch.failures import told
 from bp_convert.batch.sources import check_files, check_scores
 from bp_convert.counting import count_params
 from bp_convert.data import Examples, examples_for

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from types import ModuleType
 
-from bp_convert.batch.failures import failure
+from bp_convert.batch.attempt import failure
 from bp_convert.batch.folders import LOG, Results
 from bp_convert.batch.identity import Task
 from bp_convert.batch.worker import work

@@ -11,7 +11,6 @@ import typer
 
 from bp_convert._version import __version__
 from bp_convert.cli import flags as o
-from bp_convert.cli import inspect as looking
 from bp_convert.cli import recipes, survey, train
 from bp_convert.cli.group import DefaultCommand, DefaultGroup
 from bp_convert.cli.session import (
@@ -22,7 +21,6 @@ from bp_convert.cli.session import (
     progress_shown,
     typed,
 )
-from bp_convert.cli.together import check_data, check_dry_run, check_plan, check_target
 from bp_convert.values.recipe import BATCHES, EXAMPLES, Job
 
 app = typer.Typer(
@@ -100,8 +98,8 @@ def convert(
         "init": init, "include": include, "exclude": exclude, "convert_head": convert_head,
         "convert_anyway": convert_anyway, "seed": seed,
     }  # fmt: skip
-    check_plan(ctx, plan, **asks, input=input, settings=settings)
-    check_data(
+    o.check_plan(ctx, plan, **asks, input=input, settings=settings)
+    o.check_data(
         ctx,
         calibrate=calibrate,
         examples=examples,
@@ -109,9 +107,9 @@ def convert(
         evaluate=evaluate,
         metric=metric,
     )
-    check_target(ctx, target, rank, pairs)
+    o.check_target(ctx, target, rank, pairs)
     if dry_run:
-        check_dry_run(ctx, evaluate=evaluate, finetune=finetune, timed=timed)
+        o.check_dry_run(ctx, evaluate=evaluate, finetune=finetune, timed=timed)
     with errors_shown() as trail:
         from bp_convert.cli.reading import settings_from, training_for
         from bp_convert.run.written import check_model
@@ -199,7 +197,7 @@ def demo(
         run(folder)
 
 
-app.command()(looking.inspect)
+app.command()(survey.inspect)
 app.command()(train.finetune)
 app.command()(survey.probe)
 app.command()(survey.sweep)

@@ -14,8 +14,8 @@ import typer
 from bp_convert.cli import flags as o
 from bp_convert.cli.session import DONE, FAILED, errors_shown, progress_shown, show, show_files
 from bp_convert.errors import CheckpointError
+from bp_convert.values.base import as_json
 from bp_convert.values.progress import Onlooker
-from bp_convert.values.text import as_json
 
 if TYPE_CHECKING:
     from bp_convert.values.outcome import Outcome
@@ -86,7 +86,7 @@ def run(
         chosen = selected(book, only or ())
         if dry_run:
             from bp_convert.batch.estimate import estimates
-            from bp_convert.render.batch_plan import shown_estimates
+            from bp_convert.render.batch import shown_estimates
 
             with progress_shown(trail, quiet=quiet or json_only) as progress:
                 found = list(estimates(chosen, progress))
@@ -254,7 +254,7 @@ def _watched(names: list[str], *, quiet: bool) -> Iterator[Onlooker]:
     from rich.console import Console
     from rich.live import Live
 
-    from bp_convert.render.board import Board
+    from bp_convert.render.batch import Board
 
     board = Board(names)
     console = Console(stderr=True)

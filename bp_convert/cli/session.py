@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from bp_convert.errors import BpConvertError, VerificationError
 from bp_convert.faults import Fault, Trail, of_the_machine, written
+from bp_convert.values.base import as_json
 from bp_convert.values.progress import Progress, bar
-from bp_convert.values.text import as_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -122,12 +122,12 @@ def print_result(
     if json_only:
         print(as_json(result))
         return
-    from bp_convert.render import looks
+    from bp_convert.render import documents
 
     if quiet:
-        print(looks.verdict(result))
+        print(documents.verdict(result))
         return
-    show(looks.drawn(result, every=verbose))
+    show(documents.drawn(result, every=verbose))
     show_files(files)
 
 

@@ -10,8 +10,8 @@ import typer
 
 from bp_convert.cli import flags as o
 from bp_convert.cli.session import errors_shown, progress_shown, show_files
+from bp_convert.values.base import as_json
 from bp_convert.values.marks import read_word
-from bp_convert.values.text import as_json
 
 ON = "On what   --data FashionMNIST --validation 0.1"
 HOW = "How   --epochs 3 --lr 1e-3 --set distill.logits=2 --preset paper"

@@ -11,15 +11,15 @@ from bp_convert.values.base import LOOKS
 
 
 def _text(value: Any) -> str:
-    from bp_convert.render.looks import text
+    from bp_convert.render.documents import text
 
     return text(value)
 
 
 def _html(value: Any) -> str:
-    from bp_convert.render.looks import html
+    from bp_convert.render.documents import piece
 
-    return html(value)
+    return piece(value)
 
 
 LOOKS.update(text=_text, html=_html)

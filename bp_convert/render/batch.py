@@ -1,26 +1,32 @@
-"""The summary of a recipe as a table of values and in a terminal."""
+"""A recipe in a terminal of 80 columns: its summary, its dry run, and its jobs at work."""
 
 from __future__ import annotations
 
 import csv
 import io
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from bp_convert.render import batch_cells as cells_of
 from bp_convert.render import documents
 from bp_convert.render.fold import middle
-from bp_convert.render.numbers import clock
-from bp_convert.values.outcome import Outcome, Summary
+from bp_convert.render.numbers import clock, short
+from bp_convert.render.words import value_of
+from bp_convert.values.outcome import Estimate, Outcome, Summary
+from bp_convert.values.progress import Onlooker
 
 WIDTH, LEAST = 80, 12  # of the table, and of a job's name
 MOST = 40  # jobs that a terminal shows
+_table = partial(Table, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
 _STATE = {"done": "green", "failed": "red", "waiting": "dim", "running": "cyan"}
 
 
@@ -77,7 +83,7 @@ def _inert(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value
 
 
-# A terminal of 80 columns
+# The summary
 
 
 def shown(summary: Summary) -> RenderableType:
@@ -95,7 +101,7 @@ def shown(summary: Summary) -> RenderableType:
         line += [cells_of.full(one), cells_of.score(one)] if scored else []
         line += [cells_of.printed(one)] if printed else []
         cells.append([*line, clock(one.seconds) if one.seconds else ""])
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    table = _table()
     table.add_column("job", no_wrap=True)
     for head in heads:
         table.add_column(head, justify="left" if head == "state" else "right", no_wrap=True)
@@ -115,7 +121,7 @@ def shown(summary: Summary) -> RenderableType:
 
 
 def _shown_seeds(groups: Sequence[cells_of.Seeds], metric: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    table = _table()
     table.add_column("over seeds", no_wrap=True)
     for head in ("seeds", "params", "kept", metric, "spread"):
         table.add_column(head, justify="right", no_wrap=True)
@@ -123,3 +129,156 @@ def _shown_seeds(groups: Sequence[cells_of.Seeds], metric: str) -> Table:
         name, *cells = cells_of.seeds_row(one)
         table.add_row(Text(middle(name, 34)), *cells)
     return table
+
+
+# A dry run
+
+_NAME, _WHAT = 24, 14  # columns
+
+
+def shown_estimates(name: str, found: Sequence[Estimate]) -> RenderableType:
+    """Return the table of all planned jobs, with what stands in their way."""
+    table = _table()
+    table.add_column("job", no_wrap=True)
+    table.add_column("how", no_wrap=True)
+    trained = any(one.steps != (0, 0) for one in found)
+    heads = ["params", "kept", "MACs"] + ["steps", "at least"] * trained
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    for one in found:
+        if one.problem:
+            table.add_row(middle(one.name, _NAME), Text("cannot run", style="red"))
+            continue
+        table.add_row(
+            middle(one.name, _NAME),
+            middle(one.what, _WHAT),
+            short(one.params.after) if one.params else "",
+            f"{100 * one.params.ratio:.1f}%" if one.params else "",
+            short(one.macs.after) if one.macs else "?",
+            *([_steps(one), _time(one)] if trained else []),
+        )
+    parts: list[RenderableType] = [Text(f"{name}: nothing was run", style="bold"), table, Text()]
+    total = sum(one.seconds or 0.0 for one in found)
+    unknown = sum(one.training_macs is None for one in found)
+    words = "no training"
+    if total:
+        words = (
+            f"training: at least {clock(total)} at the speed that this machine multiplies large "
+            "matrices, several times that for small layers; a full model is counted for each job, "
+            "and trained once"
+        )
+    if unknown:
+        words += f"; not known for {unknown} jobs, whose data is not counted before it is read"
+    parts.append(Text(words))
+    notes = {note: one.name for one in reversed(found) for note in one.notes}
+    parts += [Text(f"{name}: {note}", style="dim") for note, name in reversed(notes.items())]
+    parts += [Text(f"{one.name}: {one.problem}", style="red") for one in found if one.problem]
+    return Group(*parts)
+
+
+def _steps(one: Estimate) -> str:
+    first, then = one.steps
+    if first is None or then is None:
+        return "?"
+    return short(first + then) if first + then else ""
+
+
+def _time(one: Estimate) -> str:
+    return "" if not one.training_macs or one.seconds is None else clock(one.seconds)
+
+
+# Jobs at work
+
+NAME, STATE, DOING, TIME = 28, 8, 30, 8  # columns of the live table
+RECENT = 8  # jobs that ended, at least
+
+
+@dataclass
+class _Running:
+    since: float
+    words: str = "starting"
+    done: int = 0
+    total: int = 0
+
+
+class Board(Onlooker):
+    """What runs, what ended lately, and how many wait.
+
+    Args:
+        names: of all jobs, in order.
+    """
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+        self.start = time.monotonic()
+        self.running: dict[str, _Running] = {}
+        self.ended_jobs: dict[str, Outcome] = {}
+
+    def started(self, name: str) -> None:
+        """Show that a job runs."""
+        self.running[name] = _Running(time.monotonic())
+
+    def progressed(self, name: str, words: str, done: int, total: int) -> None:
+        """Show how far it is."""
+        if name in self.running:
+            one = self.running[name]
+            one.words, one.done, one.total = words, done, total
+
+    def ended(self, outcome: Outcome) -> None:
+        """Show what became of it."""
+        self.running.pop(outcome.name, None)
+        self.ended_jobs.pop(outcome.name, None)
+        self.ended_jobs[outcome.name] = outcome
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw the table, no higher than the terminal."""
+        room = max(RECENT, options.height or console.height) - 6 - len(self.running)
+        table = _table()
+        table.add_column("job", width=NAME, no_wrap=True)
+        table.add_column("state", width=STATE, no_wrap=True)
+        table.add_column("", width=DOING, no_wrap=True)
+        table.add_column("time", width=TIME, justify="right", no_wrap=True)
+        ended = list(self.ended_jobs.values())
+        failed = [one for one in ended if one.state == "failed"][-max(1, room // 2) :]
+        good = [one for one in ended if one.state != "failed"][-max(1, room - len(failed)) :]
+        for one in [*good, *failed]:
+            table.add_row(
+                middle(one.name, NAME),
+                Text(one.state, style="green" if one.state == "done" else "red"),
+                Text(_words(one)[:DOING]),
+                clock(one.seconds),
+            )
+        now = time.monotonic()
+        for name, job in self.running.items():
+            table.add_row(
+                middle(name, NAME),
+                Text("running", style="cyan"),
+                Text(_doing(job)),
+                clock(now - job.since),
+            )
+        hidden = len(ended) - len(good) - len(failed)
+        parts = [Text(f"{hidden} more ended before", style="dim")] if hidden else []
+        yield Group(*parts, table, self._last(now))
+
+    def _last(self, now: float) -> Text:
+        ended = list(self.ended_jobs.values())
+        failed = sum(one.state == "failed" for one in ended)
+        waiting = len(self.names) - len(ended) - len(self.running)
+        words = f"{len(ended) - failed} done, {len(self.running)} running, {waiting} waiting"
+        if failed:
+            words += f", {failed} failed"
+        return Text(f"{words}; {clock(now - self.start)}", style="bold")
+
+
+def _words(one: Outcome) -> str:
+    if one.state == "failed":
+        return one.problem
+    found = [f"{short(one.params.after)} ({100 * one.params.ratio:.1f} %)"] if one.params else []
+    if one.score is not None:
+        found.append(f"{one.score.metric} {value_of(one.score, one.score.after)}")
+    return ", ".join(found)
+
+
+def _doing(job: _Running) -> str:
+    share = f" {job.done}/{job.total}" if job.total > 1 else ""
+    return middle(job.words, DOING - len(share)) + share

@@ -1,17 +1,23 @@
-"""A result in the form that a file's name asks for: Markdown, HTML or JSON."""
+"""A result as a document, in the form that a file's name asks for, and as it is printed."""
 
 from __future__ import annotations
 
+import sys
+from io import StringIO
 from pathlib import Path
 from typing import TypeAlias
 
+from rich.console import Console, RenderableType
+
 from bp_convert.errors import PlanError
-from bp_convert.render import batch_page, report_page, study_page
-from bp_convert.render.page import Page, html, markdown
+from bp_convert.render import batch_page, page, report_page, study_page
+from bp_convert.render.study_table import probe_verdict, shown_probe, shown_sweep
+from bp_convert.render.terminal import WIDTH, rendered
+from bp_convert.values.base import as_json
 from bp_convert.values.outcome import Summary
+from bp_convert.values.plan import Plan
 from bp_convert.values.report import Report
 from bp_convert.values.study import Probe, Sweep
-from bp_convert.values.text import as_json
 
 FORMS = (".md", ".html", ".json")
 Result: TypeAlias = Report | Probe | Sweep | Summary
@@ -30,8 +36,8 @@ def document(result: Result, path: Path, command: str = "") -> str:
     if form == ".json":
         return as_json(result) + "\n"
     if form == ".md":
-        return markdown(page_of(result, command, folded=True))
-    return html(page_of(result, command))
+        return page.markdown(page_of(result, command, folded=True))
+    return page.html(page_of(result, command))
 
 
 def form_of(path: Path) -> str:
@@ -51,7 +57,7 @@ def form_of(path: Path) -> str:
     )
 
 
-def page_of(result: Result, command: str = "", *, folded: bool = False) -> Page:
+def page_of(result: Result, command: str = "", *, folded: bool = False) -> page.Page:
     """Return a result as a page.
 
     Args:
@@ -65,3 +71,39 @@ def page_of(result: Result, command: str = "", *, folded: bool = False) -> Page:
     if isinstance(result, Sweep):
         return study_page.sweep_page(result, command)
     return batch_page.page(result)
+
+
+def text(value: Plan | Report | Probe | Sweep) -> str:
+    """Return a value as the command line prints it, without colours."""
+    console = Console(file=StringIO(), width=None if sys.stdout.isatty() else WIDTH)
+    with console.capture() as taken:
+        console.print(drawn(value))
+    return "\n".join(line.rstrip() for line in taken.get().splitlines()).rstrip()
+
+
+def piece(value: Plan | Report | Probe | Sweep) -> str:
+    """Return a value's tables as a piece of a page, with all text escaped."""
+    found = page_of(Report(plan=value) if isinstance(value, Plan) else value, folded=True)
+    parts = (part for section in found.sections for part in section.parts)
+    tables = (part for part in parts if isinstance(part, page.Table))
+    return page.fragment(
+        *(page.Note(line.strip("<>")) for line in repr(value).splitlines()), *tables
+    )
+
+
+def drawn(value: Plan | Report | Probe | Sweep, *, every: bool = False) -> RenderableType:
+    """Return a value as it stands in a terminal.
+
+    Args:
+        every: repeated layers have a row each, and no row is left out.
+    """
+    if isinstance(value, Probe):
+        return shown_probe(value, every=every)
+    if isinstance(value, Sweep):
+        return shown_sweep(value)
+    return rendered(Report(plan=value) if isinstance(value, Plan) else value, every=every)
+
+
+def verdict(value: Report | Probe | Sweep) -> str:
+    """Return the sentence to remember."""
+    return probe_verdict(value) if isinstance(value, Probe) else value.verdict

@@ -6,17 +6,20 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from bp_convert.files.listing import StoredTensor
 from bp_convert.render import words
 from bp_convert.render.fold import Folded, common, fold, middle, wrapped
 from bp_convert.render.numbers import short
 from bp_convert.values.report import Report
+
+if TYPE_CHECKING:
+    from bp_convert.files.listing import StoredTensor  # which would load torch
 
 WIDTH = 80
 _TENSORS, _SHAPES = 40, 18  # columns at most

@@ -11,8 +11,8 @@ from typing import Any
 
 from bp_convert.errors import CheckpointError
 from bp_convert.files.atomic import write_text
+from bp_convert.values.base import as_json
 from bp_convert.values.progress import Progress
-from bp_convert.values.text import as_json
 
 LOG = "log.jsonl"
 BOARD = "tensorboard"

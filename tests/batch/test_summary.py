@@ -10,10 +10,8 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from bp_convert.render.batch import document, shown
+from bp_convert.render.batch import Board, document, shown, shown_estimates
 from bp_convert.render.batch_cells import over_seeds, verdict
-from bp_convert.render.batch_plan import shown_estimates
-from bp_convert.render.board import Board
 from bp_convert.values.outcome import Estimate, Outcome, Summary
 from bp_convert.values.plan import Totals
 from bp_convert.values.recipe import Figures

@@ -23,7 +23,7 @@ import bp_convert.proof.result
 import bp_convert.run.learning
 import bp_convert.run.written
 from bp_convert import faults
-from bp_convert.batch.failures import failure, told
+from bp_convert.batch.attempt import failure, told
 from bp_convert.cli.app import app
 from bp_convert.cli.session import TRACEBACK
 from bp_convert.errors import BpConvertError

@@ -12,20 +12,20 @@ import jsonschema
 import pytest
 from rich.console import Console
 
-from bp_convert.render import looks, words
+from bp_convert.render import documents, words
 from bp_convert.render.documents import document
 from bp_convert.render.fold import common, fold, middle, wrapped
-from bp_convert.render.glossary import MEANING
 from bp_convert.render.numbers import change, percent, short, size
+from bp_convert.render.page import MEANING
 from bp_convert.render.summary import verdict
 from bp_convert.render.terminal import rendered
 from bp_convert.render.words import kept, notes
+from bp_convert.values.base import as_json
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.plan import LayerPlan, OtherWeights, Plan, Totals
 from bp_convert.values.report import Latency, Report, Verification
 from bp_convert.values.score import Score
 from bp_convert.values.settings import Settings
-from bp_convert.values.text import as_json
 
 SPEC = FactorSpec(out=(16, 32), inp=(16, 32), rank=2)
 
@@ -206,7 +206,7 @@ def test_times_have_a_picture_where_they_were_measured() -> None:
 
 
 def test_a_report_stands_in_a_notebook() -> None:
-    text = looks.html(_report(_layer("blocks.0.<fc>"), _layer("blocks.1.<fc>")))
+    text = documents.piece(_report(_layer("blocks.0.<fc>"), _layer("blocks.1.<fc>")))
     assert text.count("<table>") == text.count("</table>") == 2
     assert "blocks.{0-1}.&lt;fc&gt; x2" in text
     assert "<html" not in text

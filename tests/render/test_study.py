@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from bp_convert.render.documents import document
-from bp_convert.render.glossary import MEANING
+from bp_convert.render.page import MEANING
 from bp_convert.render.study_table import ROWS, probe_verdict, shown_probe, shown_sweep
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.score import Score
