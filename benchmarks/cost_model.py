@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from benchmarks.clock import interleaved, machine
+from benchmarks.clock import interleaved, machine, prices
 from bp_convert.kinds import Ask, kind_of
 from bp_convert.kinds import speed as model
 
@@ -111,13 +111,13 @@ def measured() -> list[dict[str, Any]]:
 
 
 def fit(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Fit non-negative prices to relative errors, by least squares with an active set."""
-    prices: dict[str, dict[str, float]] = {}
+    """Return the prices of every kind, dense and converted."""
+    found: dict[str, dict[str, float]] = {}
     families = {"Conv1d": "Conv", "Conv2d": "Conv", "Conv3d": "Conv"}
     for kind in {families.get(row["kind"], row["kind"]) for row in rows}:
         mine = [row for row in rows if families.get(row["kind"], row["kind"]) == kind]
         for side, name in enumerate(("dense", "twin")):
-            prices_of = _fit_one(
+            of_side = prices(
                 [
                     (r["counts"][side], r["times"][side])
                     for r in mine
@@ -125,35 +125,18 @@ def fit(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
                 ]
             )
             members = [k for k, f in families.items() if f == kind] or [kind]
-            prices.update({f"{member}.{name}": prices_of for member in members})
-    return prices
+            found.update({f"{member}.{name}": of_side for member in members})
+    return found
 
 
-def _fit_one(samples: list[tuple[dict[str, float], float]]) -> dict[str, float]:
-    names = sorted({name for counted, _ in samples for name in counted})
-    table = torch.tensor(
-        [[counted.get(n, 0.0) / time for n in names] for counted, time in samples],
-        dtype=torch.float64,
-    )
-    scale = table.norm(dim=0).clamp(min=1e-30)
-    table, ones = table / scale, torch.ones(len(samples), dtype=torch.float64)
-    active = list(range(len(names)))
-    while True:
-        found = torch.linalg.lstsq(table[:, active], ones[:, None], driver="gelsd").solution[:, 0]
-        if bool((found >= 0).all()):
-            break
-        active.pop(int(found.argmin()))
-    return {names[i]: float(x / scale[i]) for i, x in zip(active, found, strict=True) if x > 0}
-
-
-def judge(rows: list[dict[str, Any]], prices: dict[str, dict[str, float]]) -> None:
+def judge(rows: list[dict[str, Any]], known: dict[str, dict[str, float]]) -> None:
     """Print where the model and the measurement disagree on which is faster."""
     wrong = []
     for row in rows:
         if row["counts"][0] is row["counts"][1]:
             continue
         times = [
-            sum(prices[f"{row['kind']}.{side}"].get(n, 0.0) * c for n, c in counted.items())
+            sum(known[f"{row['kind']}.{side}"].get(n, 0.0) * c for n, c in counted.items())
             for side, counted in zip(("dense", "twin"), row["counts"], strict=True)
         ]
         told, seen = times[0] / times[1], row["times"][0] / row["times"][1]
@@ -170,13 +153,13 @@ def main() -> None:
     if "--check" in sys.argv:
         judge(rows, json.loads(TARGET.read_text())["prices"])
         return
-    prices = fit(rows)
-    judge(rows, prices)
+    fitted = fit(rows)
+    judge(rows, fitted)
     made = {
         "command": "python benchmarks/cost_model.py",
         "machine": machine(),
         "unit": "microseconds each",
-        "prices": dict(sorted(prices.items())),
+        "prices": dict(sorted(fitted.items())),
     }
     TARGET.write_text(json.dumps(made, indent=1) + "\n")
     print(f"wrote {TARGET.name}: {made['machine']}")

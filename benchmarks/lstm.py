@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from benchmarks.clock import machine
+from benchmarks.clock import machine, prices
 from bp_convert.layers import lstm_cost
 from bp_convert.layers.lstm import BPLSTM
 
@@ -117,24 +117,14 @@ def _judge(rows: list[Row]) -> None:
 
 
 def fit(rows: list[Row], side: str) -> dict[str, float]:
-    """Fit non-negative prices to relative errors, by least squares with an active set."""
+    """Return the prices of one path."""
     count = lstm_cost.loop_counts if side == "factored" else lstm_cost.fused_counts
-    table = [
-        {n: c / times[side] for n, c in count(*layer.factors.values(), steps, batch).items()}
-        for layer, steps, batch, times in rows
-    ]
-    names = list(table[0])
-    matrix = torch.tensor([[one[name] for name in names] for one in table], dtype=torch.float64)
-    scale = matrix.norm(dim=0)
-    active = list(range(len(names)))
-    while True:
-        right = torch.ones(len(rows), 1, dtype=torch.float64)
-        found = torch.linalg.lstsq((matrix / scale)[:, active], right).solution[:, 0]
-        if bool((found >= 0).all()):
-            break
-        active.pop(int(found.argmin()))
-    prices = dict.fromkeys(names, 0.0)
-    return prices | {names[i]: float(x / scale[i]) for i, x in zip(active, found, strict=True)}
+    return prices(
+        [
+            (count(*layer.factors.values(), steps, batch), times[side])
+            for layer, steps, batch, times in rows
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -88,21 +88,14 @@ def _steps(seconds: dict[str, float]) -> str:
 
 def summary(records: Sequence[Record]) -> str:
     """Return the totals as text for a terminal."""
-    lines = [_row(_widths(*totals(records)), one) for one in _all(totals(records))]
+    head, rows = totals(records)
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in (head, *rows)
+    ]
     took = sum(spent(one) for one in records)
     return "\n".join([*lines, f"{len(records)} trials, {took:.0f} s of processor time"])
-
-
-def _all(table: Table) -> list[list[str]]:
-    return [table[0], *table[1]]
-
-
-def _widths(head: list[str], rows: list[list[str]]) -> list[int]:
-    return [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-
-
-def _row(widths: list[int], cells: list[str]) -> str:
-    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
 
 
 Part = str | Table | tuple[str, str]
@@ -160,11 +153,23 @@ def _cell(record: Record | None) -> str:
     )
 
 
+STYLE = (
+    "body{font:15px/1.5 system-ui;max-width:72rem;margin:2rem auto;padding:0 1rem}"
+    "table{border-collapse:collapse;font-size:13px}td,th{border:1px solid #ccc;padding:2px 8px;"
+    "text-align:left}pre{background:#f5f5f5;padding:.6rem;white-space:pre-wrap}"
+)
+
+
 def write_pages(records: Sequence[Record], path: Path) -> None:
     """Write NAME.md and NAME.html."""
+    from markdown import markdown  # comes with mkdocs
+
     made = parts(records)
-    path.with_suffix(".md").write_text(_markdown(made))
-    path.with_suffix(".html").write_text(_html(made))
+    text = _markdown(made)
+    path.with_suffix(".md").write_text(text)
+    body = markdown(text, extensions=["tables", "fenced_code"])
+    head = f"<meta charset=utf-8><style>{STYLE}</style><title>{made[0][0]}</title>"
+    path.with_suffix(".html").write_text(f"<!doctype html><html lang=en>{head}\n{body}\n</html>\n")
 
 
 def _markdown(made: list[tuple[str, list[Part]]]) -> str:
@@ -173,7 +178,7 @@ def _markdown(made: list[tuple[str, list[Part]]]) -> str:
         lines += [f"{'#' if level == 0 else '##'} {title}", ""]
         for part in body:
             if isinstance(part, str):
-                lines += [part, ""]
+                lines += [_plain(part), ""]
             elif part[0] == "code":
                 lines += ["```", str(part[1]), "```", ""]
             else:
@@ -184,34 +189,9 @@ def _markdown(made: list[tuple[str, list[Part]]]) -> str:
 
 
 def _bar(cells: Sequence[Any]) -> str:
-    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+    return f"| {' | '.join(_plain(str(cell)) for cell in cells)} |"
 
 
-STYLE = (
-    "body{font:15px/1.5 system-ui;max-width:72rem;margin:2rem auto;padding:0 1rem}"
-    "table{border-collapse:collapse;font-size:13px}td,th{border:1px solid #ccc;padding:2px 8px;"
-    "text-align:left}pre{background:#f5f5f5;padding:.6rem;white-space:pre-wrap}"
-)
-
-
-def _html(made: list[tuple[str, list[Part]]]) -> str:
-    out = ["<!doctype html><html lang=en><meta charset=utf-8>", f"<style>{STYLE}</style>"]
-    out.append(f"<title>{html.escape(made[0][0])}</title>")
-    for level, (title, body) in enumerate(made):
-        tag = "h1" if level == 0 else "h2"
-        out.append(f"<{tag}>{html.escape(title)}</{tag}>")
-        for part in body:
-            if isinstance(part, str):
-                out.append(f"<p>{html.escape(part)}</p>")
-            elif part[0] == "code":
-                out.append(f"<pre>{html.escape(str(part[1]))}</pre>")
-            else:
-                head, rows = part
-                out.append("<table><tr>" + _cells("th", head) + "</tr>")
-                out += ["<tr>" + _cells("td", row) + "</tr>" for row in rows]
-                out.append("</table>")
-    return "\n".join(out) + "\n</html>\n"
-
-
-def _cells(tag: str, cells: Sequence[Any]) -> str:
-    return "".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in cells)
+def _plain(text: str) -> str:
+    """Keep what Markdown and HTML would read as their own."""
+    return re.sub(r"([*_`|])", r"\\\1", html.escape(text, quote=False))
