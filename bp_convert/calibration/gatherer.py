@@ -18,7 +18,7 @@ from bp_convert.graph.walk import Site
 from bp_convert.kinds import Spread, has_bias
 from bp_convert.kinds.pick import Pick
 from bp_convert.torch_private import BatchNormBase
-from bp_convert.values.progress import Progress
+from bp_convert.values.progress import Progress, unheard
 
 LOOKS = 8  # batches that are looked at for layers that not every batch reaches
 FEW = 4  # rows, of which there are too few to compare with others
@@ -242,7 +242,7 @@ def gather(
     sites: Sequence[Site],
     batches: Batches,
     order: Order,
-    progress: Progress | None = None,
+    progress: Progress = unheard,
 ) -> Moments:
     """Return the moments of each role of each layer, one for each direction.
 
@@ -253,7 +253,6 @@ def gather(
     names = [site.name for site in sites if site.name in order.calls]
     with Tap(model, names, order.calls) as tap:
         for number, batch in enumerate(batches):
-            if progress is not None:
-                progress("looking at calibration data", number, len(batches))
+            progress("looking at calibration data", number, len(batches))
             gatherer.add(tap.run(batch, number), number, rows_in(batch), token_mask(batch))
     return gatherer.result()

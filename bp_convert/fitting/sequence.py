@@ -16,13 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bp_convert.calibration.gatherer import (
-    Gatherer,
-    Moments,
-    Order,
-    centred_sites,
-    order_of,
-)
+from bp_convert.calibration.gatherer import Gatherer, Moments, Order, centred_sites, order_of
 from bp_convert.calibration.moments import Moment
 from bp_convert.calibration.tap import Batches, Tap, token_mask
 from bp_convert.fitting.norms import Norms, settle_norms
@@ -34,7 +28,7 @@ from bp_convert.kron.als import fit_in_metric, natural
 from bp_convert.kron.column_order import Columns
 from bp_convert.kron.metric import Full, Metric
 from bp_convert.values.plan import Plan
-from bp_convert.values.progress import Progress
+from bp_convert.values.progress import Progress, unheard
 
 STAGES = 24  # passes over the data: layers that follow each other share one where there are more
 SWEEPS = 30
@@ -48,7 +42,7 @@ def fit_to_data(
     converted: nn.Module,
     plan: Plan,
     batches: Batches,
-    progress: Progress | None = None,
+    progress: Progress = unheard,
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Fit the factors of every replaced layer of ``converted``, in place.
 
@@ -74,8 +68,7 @@ def fit_to_data(
     stages = _stages(order)
     errors: dict[str, float] = {}
     for number, names in enumerate(stages):
-        if progress is not None:
-            progress(f"fitting {names[0]}", number, len(stages))
+        progress(f"fitting {names[0]}", number, len(stages))
         stage = [sites[name] for name in names]
         centred = centred_sites(stage, order)
         again = any(order.calls[name] > 1 for name in names)
@@ -84,21 +77,17 @@ def fit_to_data(
             for site in stage:
                 if _seen(site, converted, moments):
                     errors[site.name] = _fit(site, converted, moments, site.name in centred)
-                    _follow(after.get_submodule(site.name), converted.get_submodule(site.name))
+                    layers = (one.get_submodule(site.name) for one in (after, converted))
+                    for mine, found in zip(*(one.parameters() for one in layers), strict=True):
+                        mine.copy_(found)
     settle_norms(source, converted, batches)
-    if progress is not None:
-        progress("fitted", len(stages), len(stages))
+    progress("fitted", len(stages), len(stages))
     missed = {
         site.name: "the calibration data never reached it"
         for site in wanted
         if site.name not in errors
     }
     return errors, missed
-
-
-def _follow(layer: nn.Module, fitted: nn.Module) -> None:
-    for mine, found in zip(layer.parameters(), fitted.parameters(), strict=True):
-        mine.copy_(found)
 
 
 def _stages(order: Order) -> list[list[str]]:

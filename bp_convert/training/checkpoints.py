@@ -66,15 +66,11 @@ class Checkpoints:
                 allowed=problem.allowed,
                 fix="free some space, then run the same command with --resume",
             ) from problem
-        same = [one for one in self.paths() if one.name.startswith(f"step-{step:09d}-")]
-        for old in [one for one in same if one != path] + self._beyond():
+        others = [one for one in self.paths() if one.name.split("-")[1] != f"{step:09d}"]
+        for old in {*self.paths()} - {path, *others[: KEPT - 1]}:
             with contextlib.suppress(OSError):
                 old.unlink()
         return path
-
-    def _beyond(self) -> list[Path]:
-        steps = sorted({one.name.split("-")[1] for one in self.paths()}, reverse=True)
-        return [one for one in self.paths() if one.name.split("-")[1] in steps[KEPT:]]
 
     def newest(self) -> tuple[dict[str, Any] | None, list[str]]:
         """Read the newest checkpoint that is sound.

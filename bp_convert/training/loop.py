@@ -18,8 +18,7 @@ from bp_convert.training.average import Average
 from bp_convert.training.checkpoints import Checkpoints
 from bp_convert.training.engine import Engine, on_cpu
 from bp_convert.training.feed import Feed, Micro, groups
-from bp_convert.training.loss import Objective
-from bp_convert.training.matching import LayerPairs
+from bp_convert.training.loss import LayerPairs, Objective
 from bp_convert.training.memory import bytes_of, held_by, held_by_optimizer, measured
 from bp_convert.training.run_log import RunLog
 from bp_convert.training.trouble import Watchdog, diagnose, diverged

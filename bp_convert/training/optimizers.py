@@ -173,20 +173,19 @@ def _accepted(kind: Any) -> list[str]:
 
 
 def _check_options(name: str, kind: Any, options: dict[str, Any]) -> None:
-    accepted = [one for one in _accepted(kind) if one not in ("params", "lr", "weight_decay")]
-    parameters = inspect.signature(kind).parameters.values()
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
+    parameters = inspect.signature(kind).parameters
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
         return
+    accepted = [one for one in parameters if one not in ("params", "lr", "weight_decay")]
     for key in options:
         if key not in accepted:
-            near = difflib.get_close_matches(key, accepted, n=1)
             raise TrainingError(
                 where=f"optimizer_options of {name}",
                 found=f"the option {key}",
                 allowed=", ".join(accepted),
-                fix=f"did you mean {near[0]}?"
-                if near
-                else "leave it out; lr and the decays are settings of their own",
+                fix=_nearest(
+                    key, accepted, 1, "leave it out; lr and the decays are settings of their own"
+                ),
             )
 
 
@@ -196,13 +195,17 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unknown(what: str, name: str, known: list[str]) -> TrainingError:
-    near = difflib.get_close_matches(name, known, n=2)
     return TrainingError(
         where=f"{what}={name}",
         found="no such name",
         allowed=f"{', '.join(known)}, or package.module:NAME",
-        fix=f"did you mean {' or '.join(near)}?" if near else "name one of these",
+        fix=_nearest(name, known, 2, "name one of these"),
     )
+
+
+def _nearest(name: str, known: list[str], count: int, otherwise: str) -> str:
+    near = difflib.get_close_matches(name, known, n=count)
+    return f"did you mean {' or '.join(near)}?" if near else otherwise
 
 
 def _refused(name: str, found: str, fix: str) -> TrainingError:

@@ -54,20 +54,15 @@ class RunLog:
     def step(self, number: int, total: int, about: Mapping[str, float]) -> None:
         """Note a step: ``loss``, ``lr``, ``norm``, ``rate`` (examples a second)."""
         self._write({"step": number, **about})
-        if self._board is not None:
-            for key, value in about.items():
-                self._board.add_scalar(f"train/{key}", value, number)
+        self._plot("train", about, number)
         words = f"loss {about['loss']:.4g}{self._metric}, {about['rate']:,.0f}/s"
         self.say(words, number, total)
 
     def validation(self, number: int, found: Mapping[str, float]) -> None:
         """Note a validation."""
         self._write({"step": number, "validation": dict(found)})
-        for key, value in found.items():
-            if key != "loss":
-                self._metric = f", {key} {value:.4g}"
-            if self._board is not None:
-                self._board.add_scalar(f"validation/{key}", value, number)
+        self._plot("validation", found, number)
+        self._metric = "".join(f", {key} {one:.4g}" for key, one in found.items() if key != "loss")
 
     def event(self, number: int, words: str) -> None:
         """Note something that happened."""
@@ -84,6 +79,10 @@ class RunLog:
                 with contextlib.suppress(OSError):
                     one.close()
         self._log = self._board = None
+
+    def _plot(self, what: str, values: Mapping[str, float], number: int) -> None:
+        for key, value in values.items() if self._board is not None else ():
+            self._board.add_scalar(f"{what}/{key}", value, number)
 
     def _write(self, entry: Mapping[str, Any]) -> None:
         if self._log is None:

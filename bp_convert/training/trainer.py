@@ -21,8 +21,7 @@ from bp_convert.training.checkpoints import Checkpoints
 from bp_convert.training.engine import Engine
 from bp_convert.training.feed import Feed, Micro, feeds
 from bp_convert.training.loop import Loop
-from bp_convert.training.loss import Objective, objective_for
-from bp_convert.training.matching import LayerPairs
+from bp_convert.training.loss import LayerPairs, Objective, objective_for
 from bp_convert.training.memory import estimate
 from bp_convert.training.optimizers import make_optimizer, make_schedule
 from bp_convert.training.recompute import recompute, undo

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 import bp_convert
 from bp_convert.errors import DataError, TrainingError
 from bp_convert.training.feed import Micro
-from bp_convert.training.loss import Objective, divergence, objective_for
-from bp_convert.training.matching import LayerPairs
+from bp_convert.training.loss import LayerPairs, Objective, divergence, objective_for
 from bp_convert.values.training import Distill
 from tests.training import runs
 
