@@ -358,7 +358,7 @@ def _apply(
     model: nn.Module,
     plan: Plan,
     maps: ChannelMaps | None,
-    progress: Progress | None,
+    progress: Progress,
     examples: Examples | None,
 ) -> Converted:
     if examples is None or not plan.settings.fits_data:

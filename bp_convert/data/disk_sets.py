@@ -11,12 +11,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from bp_convert.data import images
 from bp_convert.data.arrays import as_labels
 from bp_convert.data.collate import LABELS, assign
 from bp_convert.data.dataset import Item, Part, Rows, placed
+from bp_convert.data.images import Pictures, look_for
 from bp_convert.data.locator import Locator
-from bp_convert.data.pictures import Pictures
 from bp_convert.data.text_lines import TextLines
 from bp_convert.errors import DataError
 from bp_convert.values.tensors import TensorSpec
@@ -99,7 +98,7 @@ class _Images(_Labelled, Pictures):
         super().__init__(source)
         self.split = split
         self._data, self._column = found, column
-        self._look = images.look_for(source, specs, self._first())
+        self._look = look_for(source, specs, self._first())
 
     def __len__(self) -> int:
         return len(self._data)

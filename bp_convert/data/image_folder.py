@@ -9,9 +9,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from bp_convert.data.images import look_for
+from bp_convert.data.images import Pictures, look_for
 from bp_convert.data.locator import Locator
-from bp_convert.data.pictures import Pictures
 from bp_convert.errors import DataError
 from bp_convert.values.tensors import TensorSpec
 

@@ -21,8 +21,8 @@ from bp_convert.data.collate import Accepts, fit_batch, shaped
 from bp_convert.data.dataset import Part, Rows, Stream, empty
 from bp_convert.data.examples import Examples, used_up
 from bp_convert.data.factory import Data, has_parts, is_arrays, open_data
+from bp_convert.data.images import Pictures
 from bp_convert.data.locator import Locator
-from bp_convert.data.pictures import Pictures
 from bp_convert.data.share import (
     EXAMPLES,
     FRESH,

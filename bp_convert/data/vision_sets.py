@@ -12,10 +12,9 @@ from PIL import Image
 from torch import Tensor
 from torchvision import datasets
 
-from bp_convert.data import images
 from bp_convert.data.dataset import Part
+from bp_convert.data.images import OPTIONS, Pictures, look_for
 from bp_convert.data.locator import Locator
-from bp_convert.data.pictures import OPTIONS, Pictures
 from bp_convert.errors import DataError
 from bp_convert.values.tensors import TensorSpec
 
@@ -85,7 +84,7 @@ class VisionSet(Pictures):
                 if isinstance(problem, ValueError) and attempt is not tries[-1]:
                     continue
                 raise self._missing(kind, source.name, root, problem) from problem
-        self._look = images.look_for(source, specs, self._first(), NORMS.get(source.name))
+        self._look = look_for(source, specs, self._first(), NORMS.get(source.name))
 
     def __len__(self) -> int:
         return len(self._data)

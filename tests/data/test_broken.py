@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import bp_convert
-from bp_convert.data import Examples, Uses, image_folder, pictures, split_for
+from bp_convert.data import Examples, Uses, image_folder, images, split_for
 from bp_convert.data.factory import open_data
 from bp_convert.errors import DataError
 from bp_convert.values.settings import Settings
@@ -51,7 +51,7 @@ def test_of_many_broken_images_eight_are_named(tmp_path: Path) -> None:
 
 
 def test_what_time_does_not_allow_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "PATIENCE", -1)
+    monkeypatch.setattr(images, "PATIENCE", -1)
     source = _folder(tmp_path / "images", 10, {3, 8})
     with refuses("at least 1 of 10 images"):
         load_examples(source, SPECS)
