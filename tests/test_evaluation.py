@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.data import Examples, from_tensors
-from bp_convert.evaluation import Scorer, evaluate, scorer
+from bp_convert.evaluation import Scorer, scorer
 from bp_convert.values.score import Score
 from tests.data.crafted import refuses
 
@@ -45,6 +45,13 @@ class Words(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         return self.table[input_ids]
+
+
+def evaluate(
+    source: nn.Module, models: Iterable[nn.Module], examples: Examples, metric: str | None = None
+) -> list[Score]:
+    found = Scorer(source, examples, metric)
+    return [found.score(model) for model in models]
 
 
 def rows(count: int, labels: Sequence[int] | None = None, batch: int = 2) -> Examples:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
@@ -51,7 +52,6 @@ def order_of(model: nn.Module, sites: Sequence[Site], batches: Batches) -> Order
     made: dict[int, str] = {}
     held: list[Any] = []
     normed: set[str] = set()
-    handles = []
 
     def note(name: str) -> Any:
         def hook(_: nn.Module, __: Any, output: Any) -> None:
@@ -66,31 +66,26 @@ def order_of(model: nn.Module, sites: Sequence[Site], batches: Batches) -> Order
         if id(first) in made:
             normed.add(made[id(first)])
 
-    for site in sites:
-        called = model.get_submodule(site.name)
-        handles.append(called.register_forward_hook(note(site.name)))
-    for module in model.modules():
-        if isinstance(module, BatchNormBase):
-            handles.append(module.register_forward_pre_hook(ask, with_kwargs=True))
     calls: dict[str, int] = {}
     together: list[list[str]] = []
-    try:
-        with Tap(model, [site.name for site in sites]) as tap:
-            for number, batch in enumerate(batches[:LOOKS]):
-                made.clear()
-                held.clear()
-                seen = tap.run(batch, number)
-                groups: dict[int, list[str]] = {}
-                for name, inputs in seen.items():
-                    if name not in calls:
-                        groups.setdefault(id(inputs[0]), []).append(name)
-                    calls[name] = max(len(inputs), calls.get(name, 0))
-                together += groups.values()
-                if len(calls) == len(sites):
-                    break
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, Tap(model, [site.name for site in sites]) as tap:
+        for site in sites:
+            called = model.get_submodule(site.name)
+            hooks.enter_context(called.register_forward_hook(note(site.name)))
+        for module in model.modules():
+            if isinstance(module, BatchNormBase):
+                hooks.enter_context(module.register_forward_pre_hook(ask, with_kwargs=True))
+        for number, batch in enumerate(batches[:LOOKS]):
+            made.clear()
+            held.clear()
+            groups: dict[int, list[str]] = {}
+            for name, inputs in tap.run(batch, number).items():
+                if name not in calls:
+                    groups.setdefault(id(inputs[0]), []).append(name)
+                calls[name] = max(len(inputs), calls.get(name, 0))
+            together += groups.values()
+            if len(calls) == len(sites):
+                break
     return Order(calls, together, frozenset(normed))
 
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from bp_convert.evaluation.scorer import Scorer, evaluate
+from bp_convert.evaluation.scorer import Scorer
 
-__all__ = ["Scorer", "evaluate"]
+__all__ = ["Scorer"]

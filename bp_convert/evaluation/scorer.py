@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
@@ -99,22 +98,3 @@ class Scorer:
             self._room -= size
             self._kept[i] = outputs.clone()  # not a view into something larger
         return outputs
-
-
-def evaluate(
-    source: nn.Module,
-    models: Iterable[nn.Module],
-    examples: Examples,
-    metric: str | None = None,
-) -> list[Score]:
-    """Score converted models against their source; arguments as for ``Scorer``.
-
-    Returns:
-        One score for each model. ``models`` may be a generator: each is let go once scored.
-
-    Raises:
-        DataError: an unknown metric, or examples or outputs that it cannot be computed from.
-        TraceError: a model does not run on the examples.
-    """
-    scorer = Scorer(source, examples, metric)
-    return [scorer.score(model) for model in models]

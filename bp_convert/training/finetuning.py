@@ -94,7 +94,14 @@ def finetune(
             allowed="the folder of the run that is gone on with",
             fix="give folder=",
         )
-    _check_dtypes(model)
+    half = (torch.float16, torch.bfloat16)
+    if found := [name for name, one in model.named_parameters() if one.dtype in half]:
+        raise TrainingError(
+            where=found[0],
+            found=f"weights in {model.get_parameter(found[0]).dtype}",
+            allowed="float32 weights; precision=bf16 or fp16 computes in half of that",
+            fix="convert without --dtype, train, and take a smaller dtype afterwards",
+        )
     with told(progress) as tell, Aside(given.seed):
         home = None if folder is None else Path(folder)
         trainer = Trainer(model, teacher, given, home, resume, tell)
@@ -139,16 +146,3 @@ def _inputs(model: nn.Module, inputs: Sequence[TensorSpec | str] | None) -> tupl
             one if isinstance(one, TensorSpec) else TensorSpec.parse(one) for one in inputs
         )
     return plan_of(model).inputs if is_marked(model) else ()
-
-
-def _check_dtypes(model: nn.Module) -> None:
-    half = next(
-        (n for n, p in model.named_parameters() if p.dtype in (torch.float16, torch.bfloat16)), None
-    )
-    if half is not None:
-        raise TrainingError(
-            where=half,
-            found=f"weights in {model.get_parameter(half).dtype}",
-            allowed="float32 weights; precision=bf16 or fp16 computes in half of that",
-            fix="convert without --dtype, train, and take a smaller dtype afterwards",
-        )

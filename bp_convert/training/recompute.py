@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -39,7 +38,7 @@ def recompute(model: nn.Module) -> list[nn.Module]:
         for block in blocks:
             if isinstance(block, nn.ModuleList | nn.ModuleDict):
                 continue
-            block.forward = _again(block, block.forward)
+            block.forward = _again(block, block.forward, block)
             found.append(block)
             inside |= {id(one) for one in block.modules()}
     return found
@@ -51,35 +50,34 @@ def undo(changed: list[nn.Module]) -> None:
         module.__dict__.pop("forward", None)
 
 
-def _again(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+def _again(module: nn.Module, forward: Callable[..., Any], inside: nn.Module) -> Callable[..., Any]:
+    """Return a forward of which only the inputs are kept, where gradients will be asked for.
+
+    Args:
+        inside: what is in train mode then.
+    """
+
     def run(*args: Any, **kwargs: Any) -> Any:
-        return _kept_input(module, forward, module.training)(*args, **kwargs)
+        if not (torch.is_grad_enabled() and inside.training):
+            return forward(*args, **kwargs)
+
+        def contexts() -> tuple[Any, Any]:
+            return contextlib.nullcontext(), _once(module)
+
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     return run
-
-
-def _kept_input(
-    module: nn.Module, forward: Callable[..., Any], training: bool
-) -> Callable[..., Any]:
-    """Return a forward of which only the inputs are kept, where gradients will be asked for."""
-    if not (torch.is_grad_enabled() and training):
-        return forward
-
-    def contexts() -> tuple[Any, Any]:
-        return contextlib.nullcontext(), _once([module])
-
-    return partial(checkpoint, forward, use_reentrant=False, context_fn=contexts)
 
 
 def _segments(row: nn.Sequential) -> Callable[[Any], Any]:
     layers = list(row.children())
     size = max(2, math.isqrt(len(layers)))
     parts = [nn.Sequential(*layers[i : i + size]) for i in range(0, len(layers), size)]
+    forwards = [_again(part, part.forward, row) for part in parts]
 
     def run(value: Any) -> Any:
-        for part in parts:
-            forward: Callable[..., Any] = part.forward
-            value = _kept_input(part, forward, row.training)(value)
+        for forward in forwards:
+            value = forward(value)
         return value
 
     run.starts = [next(iter(part)) for part in parts]  # type: ignore[attr-defined]
@@ -92,11 +90,9 @@ def starts(changed: list[nn.Module]) -> list[nn.Module]:
 
 
 @contextlib.contextmanager
-def _once(modules: list[nn.Module]) -> Iterator[None]:
+def _once(module: nn.Module) -> Iterator[None]:
     """Let batch norms count a batch that they see a second time only once."""
-    norms = [
-        one for module in modules for one in module.modules() if isinstance(one, BatchNormBase)
-    ]
+    norms = [one for one in module.modules() if isinstance(one, BatchNormBase)]
     kept = [one.momentum for one in norms]
     for one in norms:
         one.momentum = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -58,13 +59,10 @@ def diagnose(model: nn.Module, run: Callable[[], Any]) -> str:
 
         return look
 
-    handles = [m.register_forward_hook(hook(n)) for n, m in model.named_modules()]
-    try:
-        with torch.no_grad():
-            run()
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, torch.no_grad():
+        for name, module in model.named_modules():
+            hooks.enter_context(module.register_forward_hook(hook(name)))
+        run()
     if first:
         return f"the first layer with non-finite values is {first[0]}: its output"
     for name, parameter in model.named_parameters():
