@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 
 class BpConvertError(Exception):
     """Base of every error that this package raises on purpose.
@@ -27,13 +29,8 @@ class BpConvertError(Exception):
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.where, self.found, self.allowed, self.fix))
-
-
-def _rebuild(
-    kind: type[BpConvertError], where: str, found: str, allowed: str, fix: str
-) -> BpConvertError:
-    return kind(where=where, found=found, allowed=allowed, fix=fix)
+        words = {"where": self.where, "found": self.found, "allowed": self.allowed, "fix": self.fix}
+        return partial(type(self), **words), ()
 
 
 class FactorError(BpConvertError):

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from bp_convert import pipeline
 from bp_convert.batch.attempt import told
 from bp_convert.batch.book import Stated
 from bp_convert.batch.sources import check_files, check_scores
-from bp_convert.counting import count_params
 from bp_convert.data import Examples, examples_for
 from bp_convert.errors import BpConvertError, DataError
 from bp_convert.faults import looked_into, of_the_machine
@@ -23,7 +23,6 @@ from bp_convert.run.learning import has_teacher, training_of
 from bp_convert.run.making import planned
 from bp_convert.run.opening import opened, tokenizer_of
 from bp_convert.values.outcome import Estimate
-from bp_convert.values.plan import Totals
 from bp_convert.values.progress import Progress, unheard
 from bp_convert.values.recipe import Job
 from bp_convert.values.settings import Settings
@@ -98,16 +97,14 @@ def _estimate(job: Job) -> Estimate:
     else:
         examples = _examples(job, source.model, notes)
     if job.counterpart == "full":
-        params = count_params(source.model)
-        size = _full_macs(job, source.model)
-        macs = None if size is None else Totals(before=size, after=size)
-        converted = (0, 0)
+        kept = Settings(inputs=job.request.inputs, exclude=("*",))
+        plan, converted = pipeline.plan(source.model, kept), (0, 0)
     else:
         plan = planned(job, source.model, examples, unheard).plan
         if job.counterpart == "pruned":
             _, plan = prune(source.model, plan.params.after, inputs=plan.inputs, init="random")
-        params, macs = plan.params, plan.macs
         converted = (len(plan.converted), len(plan.layers))
+    macs = plan.macs
     first = _steps(job.train)
     then = _steps(training_of(job))
     cost, knows = None, source.trained or job.train is not None
@@ -120,7 +117,7 @@ def _estimate(job: Job) -> Estimate:
     return Estimate(
         name=job.name,
         what=what(job),
-        params=params,
+        params=plan.params,
         macs=macs,
         converted=converted,
         steps=(first, then),
@@ -128,13 +125,6 @@ def _estimate(job: Job) -> Estimate:
         seconds=None if cost is None else cost / speed(),
         notes=tuple(notes),
     )
-
-
-def _full_macs(job: Job, model: nn.Module) -> int | None:
-    from bp_convert import pipeline
-
-    macs = pipeline.plan(model, Settings(inputs=job.request.inputs, exclude=("*",))).macs
-    return None if macs is None else macs.before
 
 
 def _examples(job: Job, model: nn.Module, notes: list[str]) -> Examples | None:

@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import json
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class Identities:
     """Hashes of jobs. A file is read once, however many jobs name it."""
 
     def __init__(self) -> None:
-        self._digests: dict[Path, str] = {}
+        self._digest = cache(_digest)
 
     def task(self, job: Job) -> Task:
         """Return a job with its hashes."""
@@ -70,11 +71,6 @@ class Identities:
         versions = {"bp-convert": __version__, "torch": importlib.metadata.version("torch")}
         text = json.dumps({**what, "versions": versions}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
-
-    def _digest(self, path: Path) -> str:
-        if path not in self._digests:
-            self._digests[path] = _digest(path)
-        return self._digests[path]
 
 
 def _digest(path: Path) -> str:

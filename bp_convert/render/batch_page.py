@@ -7,7 +7,6 @@ from collections.abc import Callable
 from bp_convert.render import batch_cells as cells_of
 from bp_convert.render.axis import linear, logarithmic
 from bp_convert.render.chart import Chart
-from bp_convert.render.facts import facts
 from bp_convert.render.numbers import clock, short
 from bp_convert.render.page import Note, Page, Row, Section, Table
 from bp_convert.render.quality import Scored, charts
@@ -33,7 +32,6 @@ def page(summary: Summary) -> Page:
         title=summary.name,
         verdict=cells_of.verdict(summary),
         sections=tuple(section for section in found if section.parts),
-        facts=facts(summary, f"bp-convert recipe run {summary.recipe}" if summary.recipe else ""),
         terms=(
             *("alpha", "rank R", "term", "target", "low rank", "params", "kept", "MAC"),
             *("score", "seed"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bp_convert.render import words
 from bp_convert.render.chart import Bars
-from bp_convert.render.facts import facts
 from bp_convert.render.fold import Folded, fold, middle
 from bp_convert.render.numbers import milliseconds, short
 from bp_convert.render.page import Lines, Note, Page, Part, Row, Section, Table
@@ -18,7 +17,7 @@ _HEADS = (
 )
 
 
-def page(report: Report, command: str = "", *, folded: bool = False) -> Page:
+def page(report: Report, *, folded: bool = False) -> Page:
     """Return a page with totals, every layer, and all that the run showed.
 
     Args:
@@ -35,7 +34,6 @@ def page(report: Report, command: str = "", *, folded: bool = False) -> Page:
             Section("Layers", (_layers(report, folded=folded),)),
             *_sections(report),
         ),
-        facts=facts(report, command, report.plan.settings, report.plan.inputs),
         terms=(
             *("params", "MAC", "replaced", "pair", "rank R", "term", "relative error"),
             *(("alpha",) if report.plan.settings.alpha > 1 else ()),

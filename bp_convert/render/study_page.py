@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bp_convert.render.axis import logarithmic, quality
 from bp_convert.render.chart import Bars, Chart, Dot
-from bp_convert.render.facts import facts
 from bp_convert.render.fold import middle
 from bp_convert.render.numbers import short
 from bp_convert.render.page import Lines, Note, Page, Part, Row, Section, Table
@@ -23,7 +22,7 @@ from bp_convert.values.study import Point, Probe, ProbeRow, Sweep
 LARGEST = 24  # layers that a picture shows
 
 
-def probe_page(probe: Probe, command: str = "") -> Page:
+def probe_page(probe: Probe) -> Page:
     """Return a page with every layer's errors, ours beside truncated SVD's."""
     heads = ["layer", "kind", "params", "saves"]
     for share in probe.shares:
@@ -48,7 +47,6 @@ def probe_page(probe: Probe, command: str = "") -> Page:
             Section("", (saved,) if able else ()),
             Section("Layers", (Note(f"{legend(probe)}."), table)),
         ),
-        facts=facts(probe, command, probe.settings),
         terms=("params", "saves", "relative error", "term", "pair", "rank R", "low rank", "seed"),
     )
 
@@ -66,7 +64,7 @@ def _error(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def sweep_page(sweep: Sweep, command: str = "") -> Page:
+def sweep_page(sweep: Sweep) -> Page:
     """Return a page with all points, and size and multiply-adds against quality."""
     table = Table(
         heads=("target", "method", "params", "kept", "MACs", "error", metric_of(sweep)),
@@ -86,7 +84,6 @@ def sweep_page(sweep: Sweep, command: str = "") -> Page:
         title=f"{sweep.model.rpartition('.')[2]}: size against quality",
         verdict=sweep.verdict,
         sections=(Section("", _pictures(sweep)), Section("Points", (table, *notes))),
-        facts=facts(sweep, command, sweep.settings),
         terms=(
             *("target", "method", "term", "low rank", "params", "kept", "MAC"),
             *("relative error", "estimated error", "score", "seed"),
