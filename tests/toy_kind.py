@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from bp_convert.kinds import Kind
 from bp_convert.kron.contract import bilinear
-from bp_convert.kron.nearest import nearest_kronecker_sum, reconstruct
-from bp_convert.layers.carry import blank, fields_of, release
+from bp_convert.layers.common import BilinearLayer
 from bp_convert.values.factors import FactorSpec
 
 
@@ -34,10 +33,11 @@ class Scaled(nn.Module):
         return self.gain * F.linear(x, self.weight) + self.bias
 
 
-class BPScaled(nn.Module):
+class BPScaled(BilinearLayer):
     """Its bilinear twin; w1 (R, k1, d1), w2 (R, d2, k2)."""
 
     FIELDS: ClassVar = ("inputs", "outputs", "gain")
+    DENSE: ClassVar = Scaled
 
     def __init__(
         self,
@@ -50,32 +50,12 @@ class BPScaled(nn.Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        self.inputs, self.outputs, self.gain, self.factors = inputs, outputs, gain, factors
-        (k1, k2), (d1, d2), terms = factors.out, factors.inp, factors.rank
-        self.w1 = nn.Parameter(torch.randn(terms, k1, d1, device=device, dtype=dtype))
-        self.w2 = nn.Parameter(torch.randn(terms, d2, k2, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.zeros(outputs, device=device, dtype=dtype))
+        self.inputs, self.outputs, self.gain = inputs, outputs, gain
+        self.hold_(factors, bias=True, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., D) to (..., K)."""
         return self.gain * bilinear(x, self.w1, self.w2) + self.bias
-
-    @torch.no_grad()
-    def fit_(self, weight: Tensor) -> float:
-        """Set the factors to the nearest Kronecker sum; return the relative error."""
-        spec = self.factors
-        fit = nearest_kronecker_sum(weight, spec.out, spec.inp, spec.rank)
-        self.w1.copy_(fit.w1)
-        self.w2.copy_(fit.w2)
-        return fit.error
-
-    def dense_weight(self) -> Tensor:
-        """Build the weight (K, D)."""
-        return reconstruct(self.w1, self.w2)
-
-    def to_dense(self) -> Scaled:
-        """Return the dense layer of the same weight."""
-        return release(blank(Scaled, fields_of(self, self.FIELDS), self.w1), self)
 
 
 class ScaledKind(Kind):

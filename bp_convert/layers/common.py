@@ -1,15 +1,104 @@
-"""What every bilinear layer needs: a random start, checked factors, and nested inputs."""
+"""What bilinear layers share: a random start, checked factors, the way to dense and back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from math import prod
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from bp_convert.errors import FactorError
+from bp_convert.kron.nearest import nearest_kronecker_sum, reconstruct
+from bp_convert.layers.carry import adopt, blank, fields_of, release
 from bp_convert.values.factors import FactorSpec, Pair
+
+
+class BilinearLayer(nn.Module):
+    """A layer of one weight, which is a sum of Kronecker products; the defaults are those of a
+    matrix (K, D) and a bias (K).
+
+    Shape:
+        w1 (R, k1, d1), w2 (R, d2, k2), bias (K).
+    """
+
+    FIELDS: ClassVar[tuple[str, ...]]  # of the constructor; the widths first
+    DENSE: ClassVar[type[nn.Module]]  # the layer that it stands for
+
+    factors: FactorSpec
+    w1: nn.Parameter
+    w2: nn.Parameter
+    bias: Tensor | None
+
+    def hold_(
+        self,
+        factors: FactorSpec,
+        *,
+        bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        """Make the parameters that checked factors ask for, and draw them."""
+        (k1, k2), (d1, d2), terms = factors.out, factors.inp, factors.rank
+        where: Any = {"device": device, "dtype": dtype}
+        self.factors = factors
+        self.w1 = nn.Parameter(torch.empty(terms, k1, d1, **where))
+        self.w2 = nn.Parameter(torch.empty(terms, d2, k2, **where))
+        if bias:
+            self.bias = nn.Parameter(torch.empty(k1 * k2, **where))
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw factors so that the weight varies as a fresh torch layer's: 1 / (3 D)."""
+        fan_in = prod(self.factors.inp)
+        init_factors_(self.w1, self.w2, self.factors.rank, 1 / (3 * fan_in))
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -(fan_in**-0.5), fan_in**-0.5)
+
+    @classmethod
+    def from_dense(cls, layer: Any, *, factors: FactorSpec | None = None, rank: int = 1) -> Self:
+        """Return the nearest bilinear layer to a trained one; nothing is shared with it.
+
+        Raises:
+            FactorError: fields that it cannot have, pairs that do not fit, or weights that are
+                not finite.
+        """
+        made: Any = cls
+        new: Self = made(
+            **fields_of(layer, cls.FIELDS),
+            factors=factors,
+            rank=rank,
+            device=layer.weight.device,
+            dtype=layer.weight.dtype,
+        )
+        new.fit_(layer.weight)
+        return adopt(new, layer)
+
+    @torch.no_grad()
+    def fit_(self, weight: Tensor) -> float:
+        """Set the factors to the nearest Kronecker sum of ``weight``; return the relative
+        Frobenius error."""
+        fit = nearest_kronecker_sum(weight, self.factors.out, self.factors.inp, self.factors.rank)
+        self.w1.copy_(fit.w1)
+        self.w2.copy_(fit.w2)
+        return fit.error
+
+    def dense_weight(self) -> Tensor:
+        """Build the weight; differentiable."""
+        return reconstruct(self.w1, self.w2)
+
+    @property
+    def weight(self) -> Tensor:
+        """The dense weight, built anew at each access, for code that looks at it."""
+        return self.dense_weight()
+
+    def to_dense(self) -> Any:
+        """Return the torch layer of the same weight; nothing is shared with it."""
+        return release(blank(self.DENSE, fields_of(self, self.FIELDS), self.w1), self)
 
 
 def init_factors_(w1: Tensor, w2: Tensor, rank: int, variance: float) -> None:

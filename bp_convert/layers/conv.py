@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from bp_convert.kron.contract import shaped
 from bp_convert.kron.conv_layout import (
@@ -19,17 +18,15 @@ from bp_convert.kron.conv_layout import (
     layout_of,
     split_padding,
 )
-from bp_convert.kron.nearest import nearest_kronecker_sum, reconstruct
 from bp_convert.kron.pairs import check_positive
-from bp_convert.layers.carry import adopt, blank, fields_of, release
-from bp_convert.layers.common import init_factors_
+from bp_convert.layers.common import BilinearLayer
 from bp_convert.layers.conv_checks import check_factors, check_fields
 from bp_convert.values.factors import FactorSpec
 
 Size = int | tuple[int, ...]
 
 
-class _BPConv(nn.Module):
+class _BPConv(BilinearLayer):
     """What the three convolutions share; ``AXES`` is the number of spatial axes.
 
     Input channel c = (c1, c2) and output channel k = (k1, k2), row-wise. Factor 1 mixes c1, factor
@@ -41,16 +38,13 @@ class _BPConv(nn.Module):
     over channels and a thin convolution (or two of those) on views of its input.
     """
 
-    FIELDS: ClassVar = (  # the widths first
+    FIELDS: ClassVar = (
         *("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation"),
         *("groups", "bias", "padding_mode"),
     )
     AXES: ClassVar[int]
-    DENSE: ClassVar[type[nn.Module]]
     CONV: ClassVar[Callable[..., Tensor]]
     transposed: ClassVar[bool] = False  # torch's fields, for code that reads them
-
-    bias: Tensor | None
 
     def __init__(
         self,
@@ -84,24 +78,8 @@ class _BPConv(nn.Module):
         if factors is None:
             check_positive(rank, "rank")
             factors = fast_conv_factors(in_channels, out_channels, self.kernel_size, rank)
-        self.factors = check_factors(self, factors)
+        self.hold_(check_factors(self, factors), bias=bias, device=device, dtype=dtype)
         self._lay_out()
-        (k1, k2), (d1, d2), terms = self.factors.out, self.factors.inp, self.factors.rank
-        where: Any = {"device": device, "dtype": dtype}
-        self.w1 = nn.Parameter(torch.empty(terms, k1, d1, **where))
-        self.w2 = nn.Parameter(torch.empty(terms, d2, k2, **where))
-        if bias:
-            self.bias = nn.Parameter(torch.empty(out_channels, **where))
-        else:
-            self.register_parameter("bias", None)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw factors so that the weight varies as a fresh torch convolution's: 1 / (3 D)."""
-        fan_in = self.in_channels * prod(self.kernel_size)
-        init_factors_(self.w1, self.w2, self.factors.rank, 1 / (3 * fan_in))
-        if self.bias is not None:
-            nn.init.uniform_(self.bias, -(fan_in**-0.5), fan_in**-0.5)
 
     def forward(self, input: Tensor) -> Tensor:
         """Map (N, C, *size) or (C, *size) to (N, K, *out) or (K, *out)."""
@@ -204,51 +182,21 @@ class _BPConv(nn.Module):
 
     # Dense and back
 
-    @classmethod
-    def from_dense(cls, layer: Any, *, factors: FactorSpec | None = None, rank: int = 1) -> Self:
-        """Return the nearest bilinear convolution to a trained one; nothing is shared with it.
-
-        Raises:
-            FactorError: groups, pairs that do not fit, or weights that are not finite.
-        """
-        new = cls(
-            **fields_of(layer, cls.FIELDS),
-            factors=factors,
-            rank=rank,
-            device=layer.weight.device,
-            dtype=layer.weight.dtype,
-        )
-        new.fit_(layer.weight)
-        return adopt(new, layer)
-
     @torch.no_grad()
     def fit_(self, weight: Tensor) -> float:
         """Set the factors to the nearest Kronecker sum of ``weight`` (K, C, *kernel); return the
         relative Frobenius error."""
-        lay, spec = self._layout, self.factors
+        lay = self._layout
         parts = weight.reshape(-1, lay.c1, lay.c2, *self.kernel_size)
-        matrix = parts.permute(self._order()).reshape(weight.shape[0], -1)  # (K, d1*d2)
-        fit = nearest_kronecker_sum(matrix, spec.out, spec.inp, spec.rank)
-        self.w1.copy_(fit.w1)
-        self.w2.copy_(fit.w2)
-        return fit.error
+        return super().fit_(parts.permute(self._order()).reshape(weight.shape[0], -1))
 
     def dense_weight(self) -> Tensor:
         """Build the weight (K, C, *kernel); differentiable."""
         lay, order = self._layout, self._order()
         sizes = (self.out_channels, lay.c1, lay.c2, *self.kernel_size)
-        parts = reconstruct(self.w1, self.w2).view([sizes[axis] for axis in order])
+        parts = super().dense_weight().view([sizes[axis] for axis in order])
         back = [order.index(axis) for axis in range(len(order))]
         return parts.permute(back).reshape(self.out_channels, self.in_channels, *self.kernel_size)
-
-    @property
-    def weight(self) -> Tensor:
-        """The dense weight, built anew at each access, for code that looks at it."""
-        return self.dense_weight()
-
-    def to_dense(self) -> Any:
-        """Return the torch convolution of the same weight; nothing is shared with it."""
-        return release(blank(self.DENSE, fields_of(self, self.FIELDS), self.w1), self)
 
     def _order(self) -> list[int]:
         """Return the axes of (K, c1, c2, *kernel) as K, c1, s1, c2, s2."""

@@ -14,12 +14,11 @@ from typing_extensions import Self
 from bp_convert.errors import FactorError
 from bp_convert.kron.nearest import nearest_kronecker_sum
 from bp_convert.kron.policies import paper_factors
-from bp_convert.layers.carry import blank, fields_of, release
-from bp_convert.layers.common import init_factors_, wrong_pair
+from bp_convert.layers.common import BilinearLayer, init_factors_, wrong_pair
 from bp_convert.values.factors import FactorSpec
 
 
-class BPEmbedding(nn.Module):
+class BPEmbedding(BilinearLayer):
     """Look rows of ``sum_r kron(w1[r], w2[r])`` up without building it (paper, section III-E).
 
     Row v of the table is ``sum_r outer(w1[r, v // v2], w2[r, v % v2])``, flattened row-wise.
@@ -40,7 +39,8 @@ class BPEmbedding(nn.Module):
         FactorError: pairs that do not fit, or a size or rank below 1.
     """
 
-    FIELDS: ClassVar = ("num_embeddings", "embedding_dim", "padding_idx")  # the widths first
+    FIELDS: ClassVar = ("num_embeddings", "embedding_dim", "padding_idx")
+    DENSE: ClassVar = nn.Embedding
     # torch's fields, for code that reads them.
     max_norm: ClassVar[None] = None
     norm_type: ClassVar[float] = 2.0
@@ -107,15 +107,12 @@ class BPEmbedding(nn.Module):
         return y.to(self.w1.dtype).view(*input.shape, self.embedding_dim)
 
     @classmethod
-    def from_dense(
-        cls, layer: nn.Embedding, *, factors: FactorSpec | None = None, rank: int = 1
-    ) -> Self:
+    def from_dense(cls, layer: Any, *, factors: FactorSpec | None = None, rank: int = 1) -> Self:
         """Return the nearest bilinear table to a trained one; nothing is shared with it.
 
         Raises:
             FactorError: a field that a factored table cannot honour (max_norm,
-                scale_grad_by_freq, sparse), pairs that do not
-                fit, or weights that are not finite.
+                scale_grad_by_freq, sparse), pairs that do not fit, or weights that are not finite.
         """
         reason = unsupported(layer)
         if reason is not None:
@@ -125,16 +122,7 @@ class BPEmbedding(nn.Module):
                 allowed="a plain table",
                 fix="keep this layer dense",
             )
-        new = cls(
-            **fields_of(layer, cls.FIELDS),
-            factors=factors,
-            rank=rank,
-            device=layer.weight.device,
-            dtype=layer.weight.dtype,
-        )
-        new.fit_(layer.weight)
-        new.requires_grad_(layer.weight.requires_grad)
-        return new.train(layer.training)
+        return super().from_dense(layer, factors=factors, rank=rank)
 
     @torch.no_grad()
     def fit_(self, weight: Tensor) -> float:
@@ -165,15 +153,6 @@ class BPEmbedding(nn.Module):
             return table
         pads = torch.arange(self.num_embeddings, device=table.device) == self.padding_idx
         return torch.where(pads[:, None], self.padding_row.to(table.dtype), table)
-
-    @property
-    def weight(self) -> Tensor:
-        """The dense table (V, E), built anew at each access, for code that looks at it."""
-        return self.dense_weight()
-
-    def to_dense(self) -> nn.Embedding:
-        """Return the ``nn.Embedding`` of the same table; nothing is shared with it."""
-        return release(blank(nn.Embedding, fields_of(self, self.FIELDS), self.w1), self)
 
     @staticmethod
     def predict_macs(spec: FactorSpec, shapes: Sequence[tuple[int, ...]]) -> int:

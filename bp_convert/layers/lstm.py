@@ -13,7 +13,7 @@ from typing_extensions import Self
 from bp_convert.layers.lstm_checks import check_input, check_state
 from bp_convert.layers.lstm_cost import lstm_macs, prefers_factored
 from bp_convert.layers.lstm_factors import LSTMFactors
-from bp_convert.layers.lstm_paths import Direction, built, fused, loop, one_chunk
+from bp_convert.layers.lstm_paths import Direction, built, loop, one_chunk
 
 State = tuple[Tensor, Tensor]
 
@@ -91,17 +91,12 @@ class BPLSTM(LSTMFactors):
                 return self._loop(x, *hx, sizes.tolist())
             y, h, c = self._loop(x.flatten(0, 1), *hx, [batch] * steps)
             return y.view(steps, batch, y.shape[-1]), h, c
-        return fused(
-            x,
-            sizes,
-            hx,
-            self._weights(x),
-            bias=self.bias,
-            num_layers=self.num_layers,
-            dropout=self.dropout,
-            training=self.training,
-            bidirectional=self.bidirectional,
-        )
+        parts = (self._weights(x), self.bias, self.num_layers, self.dropout, self.training)
+        if sizes is None:
+            y, h, c = torch.lstm(x, hx, *parts, self.bidirectional, False)
+        else:
+            y, h, c = torch.lstm(x, sizes, hx, *parts, self.bidirectional)
+        return y, h, c
 
     def _factored(self, x: Tensor, steps: int, batch: int) -> bool:
         if torch.compiler.is_compiling():

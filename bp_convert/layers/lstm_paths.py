@@ -156,27 +156,6 @@ def loop(
     return y, h, c
 
 
-def fused(
-    x: Tensor,
-    sizes: Tensor | None,
-    hx: tuple[Tensor, Tensor],
-    weights: Sequence[Tensor],
-    *,
-    bias: bool,
-    num_layers: int,
-    dropout: float,
-    training: bool,
-    bidirectional: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Call torch's LSTM on (T, N, I), or on packed rows with the batch size of each step."""
-    rest = (list(weights), bias, num_layers, dropout, training, bidirectional)
-    if sizes is None:
-        y, h, c = torch.lstm(x, hx, *rest, False)
-    else:
-        y, h, c = torch.lstm(x, sizes, hx, *rest)
-    return y, h, c
-
-
 def built(w1: Tensor, w2: Tensor) -> Tensor:
     """Build the dense weight of the four gates, with one product; differentiable.
 
