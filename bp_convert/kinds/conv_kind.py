@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import ceil, prod
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from bp_convert.kron.conv_layout import (
     every_axes,
     fast_conv_factors,
     first_factor,
+    lanes,
     layout_of,
     out_sizes,
     paper_conv_factors,
@@ -42,7 +43,6 @@ SIZES = {
     3: (112, 64, 32, 16, 8),
 }
 FRAMES = 16
-LANES = 16
 THIN = 32  # convolutions with fewer outputs run at another speed
 
 
@@ -51,48 +51,33 @@ class ConvKind(Kind):
 
     def form(self, module: Any) -> Form:
         """Return the form of any convolution: plain, grouped, depth-wise or transposed."""
-        kernel = tuple(module.kernel_size)
-        axis = -1 - len(kernel)
+        kernel, channels, many = tuple(module.kernel_size), module.in_channels, module.groups
+        times = module.out_channels // channels
+        depthwise = many == channels > 1  # one filter, or a few, a channel
 
-        def sizes(inputs: Dim, outputs: Dim, groups: Dim, thin: Dim, first: Dim) -> Sizes:
+        def sizes(own: Mapping[str, Dim], inp: Sequence[Dim]) -> Sizes:
+            if depthwise:
+                inputs, outputs, groups = inp[0], inp[0] * times, inp[0]
+                each: tuple[Dim, Dim] = (1, times)  # inputs and outputs of a group
+            elif many > 1:
+                each = own["in"], own["out"]
+                inputs, outputs, groups = each[0] * many, each[1] * many, many
+            else:
+                each = inputs, outputs = inp[0], own["out"]
+                groups = 1
+            matrix = (inputs, each[1]) if module.transposed else (outputs, each[0])
             return Sizes(
-                {"weight": (first, thin, *kernel), "bias": (outputs,)},
+                {"weight": (*matrix, *kernel), "bias": (outputs,)},
                 {"in_channels": inputs, "out_channels": outputs, "groups": groups},
                 outputs,
             )
 
-        if module.groups == module.in_channels > 1:  # depthwise: one filter, or a few, a channel
-            times = module.out_channels // module.in_channels
-            return Form(
-                own={},
-                inputs=((axis, module.in_channels),),
-                sizes=lambda own, inp: (
-                    sizes(inp[0], inp[0] * times, inp[0], times, inp[0])
-                    if module.transposed
-                    else sizes(inp[0], inp[0] * times, inp[0], 1, inp[0] * times)
-                ),
-                base=self.base_of(module),
-            )
-        if module.groups > 1:
-            g = module.groups
-            return Form(
-                own={"out": module.out_channels // g, "in": module.in_channels // g},
-                inputs=(),
-                sizes=lambda own, inp: (
-                    sizes(own["in"] * g, own["out"] * g, g, own["out"], own["in"] * g)
-                    if module.transposed
-                    else sizes(own["in"] * g, own["out"] * g, g, own["in"], own["out"] * g)
-                ),
-                base=self.base_of(module),
-            )
+        own = {} if depthwise else {"out": module.out_channels // many}
+        given = depthwise or many == 1
         return Form(
-            own={"out": module.out_channels},
-            inputs=((axis, module.in_channels),),
-            sizes=lambda own, inp: (
-                sizes(inp[0], own["out"], 1, own["out"], inp[0])
-                if module.transposed
-                else sizes(inp[0], own["out"], 1, inp[0], own["out"])
-            ),
+            own=own if given else {**own, "in": channels // many},
+            inputs=((-1 - len(kernel), channels),) if given else (),
+            sizes=sizes,
             base=self.base_of(module),
         )
 
@@ -212,7 +197,45 @@ class ConvKind(Kind):
     def operations(
         self, module: Any, widths: Widths, factors: Factors, shape: Shape
     ) -> tuple[Counts, Counts]:
-        return _operations(module, widths, factors["weight"], shape)
+        inputs, outputs = widths
+        kernel, stride = tuple(module.kernel_size), tuple(module.stride)
+        axes = len(kernel)
+        batch = shape[0] if len(shape) == axes + 2 else 1
+        before = shape[-axes:]
+        after = out_sizes(before, kernel, stride, module.padding, module.dilation)
+        positions, places = batch * prod(after), batch * prod(before)
+        spec = factors["weight"]
+        lay, rank = layout_of(spec, kernel), spec.rank
+        (k1, k2), first = spec.out, first_factor(spec, kernel, stride)
+        early = batch * prod(
+            n if owner == first else m for n, m, owner in zip(after, before, spec.axes, strict=True)
+        )
+        if prod(kernel) == 1:
+            early = positions
+        rows2, columns2 = (k2, rank * lay.c2) if first == 1 else (rank * k2, lay.c2)
+        at2 = positions * k1 if first == 1 else early * lay.c1
+        at1 = early if first == 1 else positions
+        one = at1 * k1 * lay.c1 * lay.s1 * rank * (lay.c2 if first == 1 else k2)
+        two = at2 * lanes(rows2) * columns2 * lay.s2
+        thin = "thin" if rows2 < THIN else "wide"
+        passive = lay.s1 > 1
+        between = early * (k1 * rank * lay.c2 if first == 1 else lay.c1 * rank * k2)
+        dense: Counts = {
+            "calls": 1,
+            "macs": positions * lanes(outputs) * inputs * prod(kernel),
+            "weights": inputs * outputs * prod(kernel),
+            "moved": places * inputs + positions * outputs,
+        }
+        twin: Counts = {
+            "calls": 1,
+            "product": (0 if passive else one) + (two if prod(kernel) == 1 else 0),
+            "passive": one if passive else 0,
+            thin: two if prod(kernel) > 1 else 0,
+            "moved": places * inputs + 2 * between + 2 * positions * outputs,
+            "turned": (places * inputs + between) if passive else 0,
+            "weights": spec.params,
+        }
+        return dense, twin
 
 
 class Conv1dKind(ConvKind):
@@ -234,50 +257,3 @@ class Conv3dKind(ConvKind):
     dense = nn.Conv3d
     alike = (nn.ConvTranspose3d,)
     twin = BPConv3d
-
-
-def _operations(
-    module: Any, widths: Widths, spec: FactorSpec, shape: tuple[int, ...]
-) -> tuple[Counts, Counts]:
-    inputs, outputs = widths
-    kernel, stride = tuple(module.kernel_size), tuple(module.stride)
-    axes = len(kernel)
-    batch = shape[0] if len(shape) == axes + 2 else 1
-    before = shape[-axes:]
-    after = out_sizes(before, kernel, stride, module.padding, module.dilation)
-    positions, places = batch * prod(after), batch * prod(before)
-    lay, rank = layout_of(spec, kernel), spec.rank
-    (k1, k2), first = spec.out, first_factor(spec, kernel, stride)
-    early = batch * prod(
-        n if owner == first else m for n, m, owner in zip(after, before, spec.axes, strict=True)
-    )
-    if prod(kernel) == 1:
-        early = positions
-    rows2, columns2 = (k2, rank * lay.c2) if first == 1 else (rank * k2, lay.c2)
-    at2 = positions * k1 if first == 1 else early * lay.c1
-    at1 = early if first == 1 else positions
-    one = at1 * k1 * lay.c1 * lay.s1 * rank * (lay.c2 if first == 1 else k2)
-    two = at2 * _lanes(rows2) * columns2 * lay.s2
-    thin = "thin" if rows2 < THIN else "wide"
-    passive = lay.s1 > 1
-    between = early * (k1 * rank * lay.c2 if first == 1 else lay.c1 * rank * k2)
-    dense: Counts = {
-        "calls": 1,
-        "macs": positions * _lanes(outputs) * inputs * prod(kernel),
-        "weights": inputs * outputs * prod(kernel),
-        "moved": places * inputs + positions * outputs,
-    }
-    twin: Counts = {
-        "calls": 1,
-        "product": (0 if passive else one) + (two if prod(kernel) == 1 else 0),
-        "passive": one if passive else 0,
-        thin: two if prod(kernel) > 1 else 0,
-        "moved": places * inputs + 2 * between + 2 * positions * outputs,
-        "turned": (places * inputs + between) if passive else 0,
-        "weights": spec.params,
-    }
-    return dense, twin
-
-
-def _lanes(rows: int) -> int:
-    return LANES * ceil(rows / LANES)

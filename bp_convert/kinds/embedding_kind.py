@@ -91,7 +91,10 @@ class EmbeddingKind(Kind):
         module.weight.add_(changes[0].t().to(module.weight))
 
     def rows(self, module: nn.Embedding, x: Tensor, pick: Pick) -> dict[str, list[Tensor]]:
-        return {"weight": [_looked_up(x, pick)]}
+        """Return the indices (n,) that are looked up, without those of padding tokens."""
+        if pick.mask is not None and x.shape == pick.mask.shape:
+            return {"weight": [x[pick.mask.to(x.device, torch.bool)]]}
+        return {"weight": [x.reshape(-1)]}
 
     @torch.no_grad()
     def place(self, twin: BPEmbedding, role: str, index: int, w1: Tensor, w2: Tensor) -> None:
@@ -143,13 +146,6 @@ class EmbeddingKind(Kind):
 
     def spread(self, module: nn.Embedding, spread: Spread) -> dict[str, Tensor]:
         return {"weight": spread.rows(module.weight, axis=1)}
-
-
-def _looked_up(x: Tensor, pick: Pick) -> Tensor:
-    """Return the indices (n,) that are looked up, without those of padding tokens."""
-    if pick.mask is not None and x.shape == pick.mask.shape:
-        return x[pick.mask.to(x.device, torch.bool)]
-    return x.reshape(-1)
 
 
 def _row_pairs(rows: int) -> tuple[Pair, ...]:

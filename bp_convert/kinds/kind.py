@@ -59,6 +59,8 @@ class Kind:
     squared: ClassVar[bool] = False
     # True where torch's counter of operations sees nothing of the layer, nor of its twin, on a CPU.
     uncounted: ClassVar[bool] = False
+    # True where its twin takes a FactorSpec for each role, not one for its only weight.
+    several: ClassVar[bool] = False
     # True where two such layers that read the same tensor multiply the same rows.
     same_rows: ClassVar[bool] = False
 
@@ -193,21 +195,16 @@ class Kind:
     def build(
         self, module: Any, widths: Widths, factors: Factors, device: torch.device | str
     ) -> nn.Module:
-        """Make the twin with fresh random weights, in the module's dtype.
+        """Make the twin of these widths with fresh random weights, in the module's dtype.
 
         Raises:
             FactorError: factors that do not fit the widths.
         """
-        return self.make_twin(module, widths, factors["weight"], device)
-
-    def make_twin(
-        self, module: Any, widths: Widths, factors: Any, device: torch.device | str
-    ) -> nn.Module:
-        """Call the twin's constructor with the module's fields, at these widths."""
         names = self.twin.FIELDS
         fields = {**fields_of(module, names), **dict(zip(names, widths, strict=False))}
         dtype = next(module.parameters()).dtype
-        twin: nn.Module = self.twin(**fields, factors=factors, device=device, dtype=dtype)
+        given = factors if self.several else factors["weight"]
+        twin: nn.Module = self.twin(**fields, factors=given, device=device, dtype=dtype)
         return twin
 
     def spread(self, module: Any, spread: Spread) -> dict[str, Tensor]:

@@ -34,6 +34,7 @@ class LSTMKind(Kind):
     twin = BPLSTM
     alike = (nn.GRU, nn.RNN, nn.RNNBase)
     uncounted = True
+    several = True
 
     def form(self, module: nn.LSTM) -> Form:
         return recurrent_form(module, self.base_of(module))
@@ -212,13 +213,22 @@ class LSTMKind(Kind):
         gates = rows.double().square().sum(1).view(GATES, module.hidden_size)
         return gates.sum(0)
 
-    def build(
-        self, module: nn.LSTM, widths: Widths, factors: Factors, device: torch.device | str
-    ) -> nn.Module:
-        return self.make_twin(module, widths, factors, device)
-
     def spread(self, module: nn.LSTM, spread: Spread) -> dict[str, Tensor]:
-        return spread_lstm(module, spread)
+        """Return the LSTM's weights and biases at the widened sizes, by torch's names."""
+        hidden = next(module.parameters()).shape[0] // GATES
+        states = both = spread.outputs
+        if states is not None and module.bidirectional:
+            both = torch.cat([states, states + hidden])
+        wide: dict[str, Tensor] = {}
+        for name, parameter in module.named_parameters():
+            gates = parameter.view(GATES, hidden, *parameter.shape[1:])  # (4, H, ...)
+            first = spread.inputs if name.startswith("weight_ih_l0") else both
+            one = Spread(states if name.startswith("weight_hh") else first, states)
+            gates = one.rows(gates, axis=1)
+            if name.startswith("weight"):
+                gates = one.columns(gates, axis=2)
+            wide[name] = gates.flatten(0, 1)
+        return wide
 
     @torch.no_grad()
     def fill(self, module: nn.LSTM, twin: BPLSTM, spread: Spread) -> float:
@@ -241,29 +251,3 @@ def matrices(module: nn.LSTM, widths: Widths) -> dict[str, Widths]:
         sizes[f"ih_l{layer}"] = (directions * hidden if layer else inputs, hidden)
         sizes[f"hh_l{layer}"] = (hidden, hidden)
     return sizes
-
-
-def spread_lstm(module: nn.LSTM, spread: Spread) -> dict[str, Tensor]:
-    """Return the LSTM's weights and biases at the widened sizes, by torch's names."""
-    hidden = next(module.parameters()).shape[0] // GATES
-    if spread.outputs is None:
-        states = None
-        both = None
-    else:
-        states = spread.outputs
-        both = torch.cat([states, states + hidden]) if module.bidirectional else states
-    wide: dict[str, Any] = {}
-    for name, parameter in module.named_parameters():
-        gates = parameter.view(GATES, hidden, *parameter.shape[1:])  # (4, H, ...)
-        if name.startswith("weight_hh"):
-            inputs = states
-        elif name.startswith("weight_ih_l0"):
-            inputs = spread.inputs
-        else:
-            inputs = both
-        one = Spread(inputs, states)
-        gates = one.rows(gates, axis=1)
-        if name.startswith("weight"):
-            gates = one.columns(gates, axis=2)
-        wide[name] = gates.flatten(0, 1)
-    return wide

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bp_convert.kinds.pick import Pick
+from bp_convert.kron.conv_layout import out_sizes, split_padding
 
 
 def conv_rows(module: Any, x: Tensor, pick: Pick) -> Tensor:
@@ -21,12 +22,7 @@ def conv_rows(module: Any, x: Tensor, pick: Pick) -> Tensor:
     if x.dim() == axes + 1:
         x = x.unsqueeze(0)
     x = _padded(module, x)
-    sizes = [
-        (n - d * (k - 1) - 1) // s + 1
-        for n, k, s, d in zip(
-            x.shape[2:], module.kernel_size, module.stride, module.dilation, strict=True
-        )
-    ]
+    sizes = out_sizes(x.shape[2:], module.kernel_size, module.stride, 0, module.dilation)
     chosen = pick.some(prod(sizes), max(1, pick.limit // max(1, len(x))))
     flat = torch.arange(prod(sizes)) if chosen is None else chosen
     where = torch.unravel_index(flat, sizes)
@@ -45,13 +41,10 @@ def conv_rows(module: Any, x: Tensor, pick: Pick) -> Tensor:
 
 def _padded(module: Any, x: Tensor) -> Tensor:
     """Put a convolution's padding onto its input."""
-    if module.padding == "valid":
-        return x
-    if isinstance(module.padding, str):
-        totals = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
-        sides = [(total // 2, total - total // 2) for total in totals]
-    else:
-        sides = [(side, side) for side in module.padding]
-    flat = [side for pair in reversed(sides) for side in pair]
+    front, own = split_padding(
+        module.kernel_size, module.padding, module.dilation, module.padding_mode
+    )
+    both = reversed([*zip(front, own, strict=True)])  # F.pad: last axis first
+    sides = [side + more for pair, more in both for side in pair]
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    return F.pad(x, flat, mode=mode) if any(flat) else x
+    return F.pad(x, sides, mode=mode) if any(sides) else x

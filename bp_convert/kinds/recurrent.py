@@ -13,6 +13,7 @@ from bp_convert.kinds.shapes import Attr, Dim, Form, Sizes
 from bp_convert.torch_private import parameters_of
 
 Forward = Callable[..., Any]
+_CELLS = (nn.LSTMCell, nn.GRUCell, nn.RNNCell)
 
 
 def gates(m: nn.Module) -> int:
@@ -54,14 +55,11 @@ def cell_form(m: Any) -> Form:
 
     def sizes(own: Mapping[str, Dim], inp: Sequence[Dim]) -> Sizes:
         h = own["out"]
-        tensors: dict[str, tuple[Dim, ...]] = {
-            "weight_ih": (g * h, inp[0]),
-            "weight_hh": (g * h, h),
-        }
-        tensors |= {"bias_ih": (g * h,), "bias_hh": (g * h,)}
+        biases = dict.fromkeys(("bias_ih", "bias_hh"), (g * h,))
+        tensors = {"weight_ih": (g * h, inp[0]), "weight_hh": (g * h, h), **biases}
         return Sizes(tensors, {"input_size": inp[0], "hidden_size": h}, h)
 
-    base = next(t for t in (nn.LSTMCell, nn.GRUCell, nn.RNNCell) if isinstance(m, t))
+    base = next(t for t in _CELLS if isinstance(m, t))
     return Form({"out": m.hidden_size}, ((-1, m.input_size),), sizes, base)
 
 
@@ -101,8 +99,7 @@ def shapes_only(module: nn.RNNBase) -> Forward:
 
 def has_plain_cell(module: nn.RNNCellBase) -> bool:
     """Return whether a cell computes as torch's of its type does."""
-    cells = (nn.LSTMCell, nn.GRUCell, nn.RNNCell)
-    return any(isinstance(module, t) and type(module).forward is t.forward for t in cells)
+    return any(isinstance(module, t) and type(module).forward is t.forward for t in _CELLS)
 
 
 def cell_shapes_only(module: nn.RNNCellBase) -> Forward:

@@ -14,12 +14,12 @@ from math import ceil, prod
 from typing import Literal
 
 from bp_convert.kron.pairs import divisor_pairs, nearest_pair
+from bp_convert.kron.policies import FAST_SLACK
 from bp_convert.values.factors import FactorSpec, Pair
 
 Axes = tuple[Literal[1, 2], ...]
 Padding = str | Sequence[int] | int
 
-FAST_SLACK = 1.1  # `fast` may spend this much more than the nearest-square pair's parameters
 LANES = 16  # thin convolutions round their output channels up to the vector width
 COPY = 8  # multiply-adds that moving one element costs
 
@@ -150,14 +150,15 @@ def _one(lay: Layout, rows: int, columns: int, passive: int) -> float:
     if lay.s1 == 1:
         return rows * columns * passive
     move = COPY * passive * (rows + columns)
-    return _lanes(rows) * columns * lay.s1 * passive + move
+    return lanes(rows) * columns * lay.s1 * passive + move
 
 
 def _two(lay: Layout, rows: int, columns: int) -> float:
-    return (_lanes(rows) if lay.s2 > 1 else rows) * columns * lay.s2
+    return (lanes(rows) if lay.s2 > 1 else rows) * columns * lay.s2
 
 
-def _lanes(rows: int) -> int:
+def lanes(rows: int) -> int:
+    """Return the output channels that a thin convolution of so many computes."""
     return LANES * ceil(rows / LANES)
 
 
