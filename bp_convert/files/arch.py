@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-import torchvision
 from torch import nn
 
 from bp_convert.errors import BpConvertError, CheckpointError
@@ -114,6 +113,8 @@ def _split(arch: str) -> tuple[str, str, str]:
 
 
 def _torchvision(arch: str, name: str, options: dict[str, Any]) -> Factory:
+    import torchvision  # takes seconds
+
     known = torchvision.models.list_models()
     if name not in known:
         raise _unknown(arch, name, known)

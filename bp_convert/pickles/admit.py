@@ -6,7 +6,8 @@ of names. Admitted without asking are:
 * the nn.Module classes that torch.nn, torchvision and bp_convert define themselves, the twins of
   its kinds among them, and their enumerations. Unpickling makes modules empty and fills in
   attributes; at worst it calls their constructors, which allocate;
-* the entries of ``harmless.HARMLESS``, each a plain value or a function of tensors.
+* the entries of ``harmless.HARMLESS`` and ``harmless.OF_TORCHVISION``, each a plain value or a
+  function of tensors.
 
 Everything else needs ``--trust``. A name is admitted only if the module file exists inside the
 installed package, the class stands in that module, was defined there, and is named so: an
@@ -27,7 +28,7 @@ from torch.fx import GraphModule
 from torch.jit import ScriptModule
 
 from bp_convert.kinds import KINDS
-from bp_convert.pickles.harmless import HARMLESS
+from bp_convert.pickles.harmless import HARMLESS, OF_TORCHVISION
 from bp_convert.pickles.user_code import covers, trusted_object
 
 # Modules, and what lies below them, whose nn.Module classes are admitted.
@@ -69,6 +70,9 @@ def admit(name: str, trust: Sequence[str] = ()) -> object | None:
     """
     if name in HARMLESS:
         return HARMLESS[name]
+    if name in OF_TORCHVISION:
+        home, _, attribute = name.rpartition(".")
+        return vars(importlib.import_module(home)).get(attribute)
     if is_weapon(name):
         return None
     own = _own_class(name)

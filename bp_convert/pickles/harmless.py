@@ -1,6 +1,6 @@
 """The names besides nn.Module classes that a model file may use, each with what it stands for.
 
-Nothing is imported for them: a name is looked up here and nowhere else.
+Nothing else is imported for them: a name is looked up here and nowhere else.
 """
 
 from __future__ import annotations
@@ -30,9 +30,6 @@ from torch.nn.utils.spectral_norm import (
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.overrides import get_overridable_functions
 from torch.utils.hooks import RemovableHandle
-from torchvision.models.detection import _utils as detection
-from torchvision.models.optical_flow import raft
-from torchvision.ops import boxes
 
 from bp_convert.kron.conv_layout import Layout
 from bp_convert.pickles import guard, rebuilt
@@ -46,6 +43,17 @@ _BUILTINS = (
 # Those of F that are not functions of torch.nn.functional itself, or once were.
 _ACTIVATIONS = "gelu hardsigmoid hardswish logsigmoid sigmoid softplus tanh"
 LONGEST = 10**6  # numbers in a range
+# torchvision's detectors keep these: thresholds, and box arithmetic on tensors. torchvision takes
+# seconds to import, so what a name stands for is looked up when a file uses it.
+OF_TORCHVISION = (
+    "torchvision.models.detection._utils.BalancedPositiveNegativeSampler",
+    "torchvision.models.detection._utils.BoxCoder",
+    "torchvision.models.detection._utils.BoxLinearCoder",
+    "torchvision.models.detection._utils.Matcher",
+    "torchvision.models.detection._utils.SSDMatcher",
+    "torchvision.models.optical_flow.raft._pass_through_h",
+    "torchvision.ops.boxes.box_iou",
+)
 
 
 def _functions(home: Any) -> dict[str, Callable[..., Any]]:
@@ -120,19 +128,6 @@ HARMLESS: dict[str, object] = {
     **_named(rebuilt.array, rebuilt.dtype, rebuilt.filled, rebuilt.generator, rebuilt.plain),
     **_named(rebuilt.memory_format),
     **_named(rebuilt.scalar, rebuilt.scalar_type, rebuilt.Parametrized, guard.refuse),
-    # torchvision's detectors keep these: thresholds, and box arithmetic on tensors.
-    **{
-        f"torchvision.models.detection._utils.{kind.__name__}": kind
-        for kind in (
-            detection.BalancedPositiveNegativeSampler,
-            detection.BoxCoder,
-            detection.BoxLinearCoder,
-            detection.Matcher,
-            detection.SSDMatcher,
-        )
-    },
-    "torchvision.ops.boxes.box_iou": boxes.box_iou,
-    "torchvision.models.optical_flow.raft._pass_through_h": raft._pass_through_h,
     # Our layers' factor pairs and channel shares: frozen values of integers.
     "bp_convert.kron.conv_layout.Layout": Layout,
     "bp_convert.values.factors.FactorSpec": FactorSpec,

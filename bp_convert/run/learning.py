@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import nn
 
-from bp_convert import training
 from bp_convert.data import Split, Uses, split_for
 from bp_convert.run.opening import SourceModel, tokenizer_of
 from bp_convert.run.written import Outputs
@@ -93,9 +92,11 @@ def learn(
     Raises:
         BpConvertError: data that does not fit, or training that diverges.
     """
+    from bp_convert.training import finetune  # takes seconds to import
+
     if outputs.checkpoints is not None:
         outputs.checkpoints.mkdir(parents=True, exist_ok=True)
-    return training.finetune(
+    return finetune(
         model,
         teacher=source.model if has_teacher(job, trained=source.trained) else None,
         settings=run,
