@@ -10,12 +10,18 @@ from torch import nn
 
 from bp_convert.errors import CheckpointError, PlanError
 from bp_convert.files.arch import arch_factory, place_of
-from bp_convert.files.atomic import Prove, write_text
-from bp_convert.files.converted import ConvertedFile, is_converted, read_converted, save_converted
-from bp_convert.files.converted import save_dense as _save_dense
+from bp_convert.files.atomic import Prove, check_output, write_all, write_text
+from bp_convert.files.converted import (
+    ConvertedFile,
+    is_converted,
+    read_converted,
+    save_converted,
+    torch_writer,
+)
 from bp_convert.files.entries import fill
 from bp_convert.files.read_model import load_model
 from bp_convert.files.reread import read_back
+from bp_convert.files.writable import check_whole
 from bp_convert.graph.clone import plain_clone
 from bp_convert.graph.running import evaluating
 from bp_convert.pickles.guard import guard, unguard
@@ -171,13 +177,16 @@ def save_dense(
     trust: Sequence[str] = (),
     prove: Prove | None = None,
 ) -> Path:
-    """Write a model without bilinear layers as one pickled module, atomically.
+    """Write a model without bilinear layers as one pickled module, whole or not at all.
 
     Raises:
         CheckpointError, VerificationError: as ``save``.
     """
-    prove = prove or read_back(model, Path(path), trust=trust)
-    return _save_dense(Path(path), model, force=force, trust=trust, prove=prove)
+    path = Path(path)
+    check_output(path, force=force, suffixes=(".pt", ".pth"))
+    check_whole(model, trust)
+    prove = prove or read_back(model, path, trust=trust)
+    return write_all([(path, torch_writer(model))], force=force, prove=prove)[0]
 
 
 def is_marked(model: nn.Module) -> bool:

@@ -246,14 +246,14 @@ def test_reading_back_needs_no_second_copy_of_a_large_model(tmp_path: Path) -> N
 import resource
 import torch
 from torch import nn
-from bp_convert.files.converted import save_dense
 from bp_convert.files.reread import read_back
+from bp_convert.storage import save_dense
 model = nn.Linear(5000, 5000)
 path = {str(tmp_path / "big.pt")!r}
 from pathlib import Path
 prove = read_back(model, Path(path))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-save_dense(path, model, prove=prove)
+save_dense(model, path, prove=prove)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -171,7 +171,7 @@ def dense(
 
         check_model(model)
         check_output(output, force=force)
-        from bp_convert.proof.result import result_at
+        from bp_convert.proof import result_at
 
         with result_at(output, trust=trust, force=force) as file:
             from bp_convert import storage

@@ -192,7 +192,7 @@ def _check_whole(model: Path, arch: str | None) -> None:
     if arch is not None or not model.is_file():
         return
     from bp_convert.files.arch import ARCH_FORMS
-    from bp_convert.files.listing import weights_alone
+    from bp_convert.files.state import weights_alone
 
     if weights_alone(model) is not None:
         raise CheckpointError(

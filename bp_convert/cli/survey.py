@@ -249,7 +249,7 @@ def inspect(
 def _show_weights(model: Path, *, quiet: bool, json_only: bool) -> bool:
     """Show the tensors of a file that holds weights and no model; return False for any other."""
     from bp_convert.files.arch import ARCH_FORMS
-    from bp_convert.files.listing import weights_alone
+    from bp_convert.files.state import weights_alone
     from bp_convert.render.terminal import shown_weights, weights_line
     from bp_convert.values.base import as_json
 

@@ -119,7 +119,7 @@ def finetune(
         goal = output or Path(f"{_stem(model)}-trained.pt")
         Outputs(model=goal, force=force).check()
         first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts
-        from bp_convert.proof.result import result_at
+        from bp_convert.proof import result_at
 
         with (
             result_at(goal if first else None, trust=trust, force=force) as file,

@@ -37,9 +37,8 @@ from bp_convert.files.sidecar import (
     wrong,
 )
 from bp_convert.files.sniff import FileKind, file_kind
-from bp_convert.files.storable import is_plain
 from bp_convert.files.unpickle import load_admitted, names_in
-from bp_convert.files.writable import check_whole, check_writable
+from bp_convert.files.writable import check_writable, is_plain
 from bp_convert.pickles import pickler
 from bp_convert.pickles.admit import admit
 
@@ -114,27 +113,7 @@ def save_converted(
             key: one.detach() if isinstance(one, Tensor) else one for key, one in state.items()
         }
         content = {**about, "state": plain, "skeleton": None}
-    return write_all([(path, _torch_writer(content))], force=force, prove=prove)
-
-
-def save_dense(
-    path: str | Path,
-    model: nn.Module,
-    *,
-    force: bool = False,
-    trust: Sequence[str] = (),
-    prove: Prove | None = None,
-) -> Path:
-    """Write a plain torch model with torch.save, whole or not at all.
-
-    Raises:
-        CheckpointError: the model could not be read back, or the file exists or cannot be
-            written.
-    """
-    path = Path(path)
-    check_output(path, force=force, suffixes=(".pt", ".pth"))
-    check_whole(model, trust)
-    return write_all([(path, _torch_writer(model))], force=force, prove=prove)[0]
+    return write_all([(path, torch_writer(content))], force=force, prove=prove)
 
 
 def save_weights(path: str | Path, model: nn.Module, *, force: bool = False) -> Path:
@@ -240,7 +219,9 @@ def _first_keys(path: Path) -> list[str]:
         return []
 
 
-def _torch_writer(content: object) -> Write:
+def torch_writer(content: object) -> Write:
+    """Return what writes a file with torch.save, in a form that the safe loader reads."""
+
     def write(temporary: Path) -> None:
         with temporary.open("xb") as file:  # given a path, torch would write the path into the file
             torch.save(content, file, pickle_module=pickler)

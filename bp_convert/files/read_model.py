@@ -12,9 +12,8 @@ from torch import nn
 from bp_convert.errors import CheckpointError, PlanError
 from bp_convert.files.arch import ARCH_FORMS, arch_factory, arch_of_folder
 from bp_convert.files.converted import is_converted
-from bp_convert.files.listing import contents
 from bp_convert.files.sniff import FileKind, file_kind, refusal
-from bp_convert.files.state import find_states, fit_weights
+from bp_convert.files.state import contents, find_states, fit_weights
 from bp_convert.files.unpickle import listed, load_admitted
 from bp_convert.graph.ready import check_ready
 from bp_convert.pickles.inert import module_class

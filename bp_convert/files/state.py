@@ -1,9 +1,11 @@
-"""Find the weights in a checkpoint, match their names to a model's, and load them."""
+"""Find the weights in a file, match their names to a model's, and load them; or list them."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +13,10 @@ from torch.nn.parameter import is_lazy
 
 from bp_convert.errors import CheckpointError
 from bp_convert.files.entries import further_state
-from bp_convert.files.storable import is_plain
-from bp_convert.files.unpickle import listed
+from bp_convert.files.sidecar import read_safetensors
+from bp_convert.files.sniff import FileKind, file_kind
+from bp_convert.files.unpickle import listed, load_inert
+from bp_convert.files.writable import is_plain
 from bp_convert.graph.clone import all_weights
 from bp_convert.pickles.inert import Inert, module_class, weights_of
 
@@ -25,6 +29,61 @@ _USUAL_KEYS = (
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _DEPTH = 4  # dictionaries inside dictionaries
 _STEPS = 5  # prefixes one after another
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of a file.
+
+    Attributes:
+        name: its key.
+        shape: as saved.
+        dtype: torch's name of it.
+        size: its numbers.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    size: int
+
+
+def weights_alone(path: Path) -> tuple[StoredTensor, ...] | None:
+    """Return the tensors of a file that holds weights and no model; None for any other file.
+
+    Of a training checkpoint those are the model's. Nothing that stands in the file runs.
+
+    Raises:
+        CheckpointError: the file is damaged, or no model file at all.
+    """
+    kind = file_kind(path)
+    content = contents(path, kind)
+    if module_class(content) is not None:
+        return None
+    if isinstance(content, dict) and any(module_class(one) for one in content.values()):
+        return None
+    states = {
+        place: {name: one for name, one in state.items() if isinstance(one, Tensor)}
+        for place, state in find_states(content)
+    }
+    states = {place: state for place, state in states.items() if state}
+    if not states:
+        return () if kind is FileKind.SAFETENSORS else None
+    usual = next((states[key] for key in _USUAL_KEYS[:4] if key in states), None)
+    state = usual or max(states.values(), key=lambda one: sum(map(Tensor.numel, one.values())))
+    return tuple(
+        StoredTensor(name, tuple(one.shape), str(one.dtype).removeprefix("torch."), one.numel())
+        for name, one in state.items()
+    )
+
+
+def contents(path: Path, kind: FileKind) -> object:
+    """Read what holds weights in a file, without the classes that it names.
+
+    Raises:
+        CheckpointError: the file is damaged, or names what no model needs.
+    """
+    return read_safetensors(path) if kind is FileKind.SAFETENSORS else load_inert(path, kind)
 
 
 def fit_weights(

@@ -6,10 +6,13 @@ will read it, with as little trust as that takes. What does not come back is nam
 
 from __future__ import annotations
 
+import functools
 import io
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -18,7 +21,6 @@ from torch.nn.parameter import is_lazy
 
 from bp_convert.errors import CheckpointError
 from bp_convert.files.entries import whole_state
-from bp_convert.files.storable import check_storable
 from bp_convert.files.unpickle import listed, names_in_pickle, revive
 from bp_convert.graph.clone import all_weights
 from bp_convert.pickles import pickler
@@ -26,6 +28,11 @@ from bp_convert.pickles.meaning import Unreadable, meanings
 from bp_convert.torch_private import address_of
 
 _COMPILED = "_orig_mod."  # what torch.compile puts before names; files hold what was compiled
+_DEEPEST = 32  # levels of a value that is plain
+_VALUES = (
+    *(bool, int, float, complex, str, bytes, type(None)),
+    *(torch.dtype, torch.device, torch.Size, torch.layout),
+)
 ANOTHER_WAY = (
     "give --arch (arch= in Python), or write NAME.safetensors, so that weights and plan alone are "
     "written; the latter is loaded with bp_convert.load(path, model=YourModel)"
@@ -54,8 +61,83 @@ def check_writable(
     tensors_alone = Path(path).suffix == ".safetensors"
     if arch is None and not tensors_alone:
         return check_whole(model, trust)
-    check_storable(model, tensors_alone=tensors_alone)
+    _check_storable(model, tensors_alone=tensors_alone)
     return ()
+
+
+def _check_storable(model: nn.Module, *, tensors_alone: bool) -> None:
+    """Refuse a model with state that a file of weights and plan cannot hold.
+
+    Args:
+        tensors_alone: it is a safetensors file; else a pickle of tensors and plain values.
+
+    Raises:
+        CheckpointError: names the entry.
+    """
+    for name, value in whole_state(model).items():
+        odd = _not_in_safetensors(value) if tensors_alone else _odd(value)
+        if odd is None:
+            continue
+        if tensors_alone:
+            file, fix = (
+                "safetensors file",
+                "write NAME.pt, with --arch (arch= in Python) or without",
+            )
+        else:
+            file = "file of weights and plan"
+            fix = (
+                "let get_extra_state() return tensors, numbers, texts, or lists and dictionaries "
+                "of them; or write NAME.pt without --arch, which holds the whole model"
+            )
+        owner = name.rpartition(".")[0]
+        try:
+            kind = type(model.get_submodule(owner)).__name__
+        except AttributeError:
+            kind = type(model).__name__
+        raise CheckpointError(
+            where=f"{name} ({kind})",
+            found=f"state that would be lost: {odd}, which a {file} cannot hold",
+            allowed="a file that holds all of a model's state",
+            fix=fix,
+        )
+
+
+def is_plain(value: object) -> bool:
+    """Tell whether a value is made of tensors, numbers and texts, as any file may hold."""
+    return _odd(value) is None
+
+
+def _odd(value: object, depth: int = 0) -> str | None:
+    """Return what in a value is not plain."""
+    if depth > _DEEPEST:
+        return f"a nesting of more than {_DEEPEST} levels"
+    below = functools.partial(_odd, depth=depth + 1)
+    if isinstance(value, Tensor):
+        return None if type(value.detach()) is Tensor else f"a {type(value).__name__}"
+    if type(value) in (list, tuple, set):
+        assert isinstance(value, list | tuple | set)
+        return next(filter(None, map(below, value)), None)
+    if type(value) in (dict, OrderedDict, Counter):
+        assert isinstance(value, dict)
+        return next(filter(None, (*map(below, value), *map(below, value.values()))), None)
+    return None if type(value) in _VALUES else f"a {type(value).__name__}"
+
+
+def _not_in_safetensors(value: object) -> str | None:
+    if not isinstance(value, Tensor) or type(value.detach()) is not Tensor:
+        return f"a {type(value).__name__}"
+    if value.is_quantized or value.layout is not torch.strided or value.is_nested:
+        return f"a tensor of {value.dtype}, {value.layout}".replace("torch.", "")
+    return None if _has_dtype(value.dtype) else f"a tensor of {value.dtype}".replace("torch.", "")
+
+
+@functools.cache
+def _has_dtype(dtype: torch.dtype) -> bool:
+    try:
+        content = safetensors.torch.save({"x": torch.empty(0, dtype=dtype)})
+        return bool(safetensors.torch.load(content)["x"].dtype == dtype)
+    except Exception:
+        return False
 
 
 def check_whole(model: nn.Module, trust: Sequence[str] = ()) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from bp_convert.render.numbers import short
 from bp_convert.values.report import Report
 
 if TYPE_CHECKING:
-    from bp_convert.files.listing import StoredTensor  # which would load torch
+    from bp_convert.files.state import StoredTensor  # which would load torch
 
 WIDTH = 80
 _TENSORS, _SHAPES = 40, 18  # columns at most

@@ -18,7 +18,7 @@ from bp_convert.files.converted import save_weights
 from bp_convert.files.writable import check_writable
 from bp_convert.graph.running import evaluating
 from bp_convert.planner import Planned
-from bp_convert.proof.result import result_at
+from bp_convert.proof import result_at
 from bp_convert.reporting import report_of, trained
 from bp_convert.run.learning import learn, split_of, training_of
 from bp_convert.run.making import build, planned

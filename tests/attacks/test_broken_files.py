@@ -19,8 +19,8 @@ from torch import nn
 import bp_convert
 from bp_convert.errors import BpConvertError, CheckpointError
 from bp_convert.files.converted import is_converted, read_converted, save_converted
-from bp_convert.files.listing import weights_alone
 from bp_convert.files.read_model import load_model
+from bp_convert.files.state import weights_alone
 from bp_convert.files.unpickle import revive
 from bp_convert.pickles.admit import admit
 from bp_convert.pickles.harmless import HARMLESS

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 import bp_convert.kinds.linear_kind
 import bp_convert.pipeline
-import bp_convert.proof.result
+import bp_convert.proof
 import bp_convert.run.learning
 import bp_convert.run.written
 from bp_convert import faults
@@ -55,7 +55,7 @@ BREAKS = {
     "reading the examples": (bp_convert.run.learning, "split_for"),
     "planning": (bp_convert.pipeline, "prepared"),
     "converting": (bp_convert.pipeline, "convert"),
-    "writing": (bp_convert.proof.result, "save"),
+    "writing": (bp_convert.proof, "save"),
     "writing the report": (bp_convert.run.written, "document"),
 }
 

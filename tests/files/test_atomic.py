@@ -12,7 +12,8 @@ from torch import nn
 
 from bp_convert.errors import CheckpointError
 from bp_convert.files.atomic import check_output, write_all, write_text
-from bp_convert.files.converted import save_converted, save_dense
+from bp_convert.files.converted import save_converted
+from bp_convert.storage import save_dense
 
 
 def save(path: Path, force: bool = False, width: int = 2) -> None:
@@ -23,7 +24,7 @@ def save(path: Path, force: bool = False, width: int = 2) -> None:
 def test_an_existing_file_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "out.pt"
     path.write_text("precious")
-    for write in (save, lambda p: write_text(p, "x"), lambda p: save_dense(p, nn.Linear(1, 1))):
+    for write in (save, lambda p: write_text(p, "x"), lambda p: save_dense(nn.Linear(1, 1), p)):
         with pytest.raises(CheckpointError, match="--force"):
             write(path)
     assert path.read_text() == "precious"

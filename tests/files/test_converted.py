@@ -18,12 +18,12 @@ from bp_convert.files.converted import (
     needs_trust,
     read_converted,
     save_converted,
-    save_dense,
 )
 from bp_convert.files.entries import fill, split_ties
 from bp_convert.files.read_model import load_model
 from bp_convert.graph.clone import all_weights
 from bp_convert.layers import BPConv2d, BPLinear
+from bp_convert.storage import save_dense
 
 PLAN, SETTINGS = '{"layers": [1.5]}', '{"alpha": 2}'
 
@@ -191,7 +191,7 @@ def test_what_cannot_be_pickled(where: str, tmp_path: Path) -> None:
         model[0].acts = [lambda x: x]
     path = tmp_path / "out.pt"
     path.write_text("precious")
-    for call in (save, save_dense):
+    for call in (save, lambda path, model, force: save_dense(model, path, force=force)):
         with pytest.raises(CheckpointError, match="cannot be pickled") as caught:
             call(path, model, force=True)
         assert expected[where] in caught.value.where
@@ -239,6 +239,6 @@ def test_a_plan_of_another_conversion(tmp_path: Path) -> None:
 
 def test_dense(tmp_path: Path) -> None:
     source = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    assert save_dense(tmp_path / "dense.pt", source) == tmp_path / "dense.pt"
+    assert save_dense(source, tmp_path / "dense.pt") == tmp_path / "dense.pt"
     assert not is_converted(tmp_path / "dense.pt")
     assert_same(load_model(tmp_path / "dense.pt").model.state_dict(), dict(source.state_dict()))

@@ -14,9 +14,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bp_convert.files.converted import read_converted, save_converted, save_dense
+from bp_convert.files.converted import read_converted, save_converted
 from bp_convert.files.read_model import load_model
 from bp_convert.files.reread import read_back
+from bp_convert.storage import save_dense
 
 KILLS = int(os.environ.get("BP_CONVERT_TEST_KILLS", "12"))
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -46,7 +47,7 @@ def write(folder: Path, version: int) -> None:
             force=True,
             prove=read_back(model, folder / name),
         )
-    save_dense(folder / "dense.pt", model, force=True)
+    save_dense(model, folder / "dense.pt", force=True)
 
 
 def work(folder: Path, version: int) -> None:
