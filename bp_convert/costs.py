@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from bp_convert.counting import count_bytes
 from bp_convert.graph.example import make_inputs
 from bp_convert.graph.running import evaluating, quiet_forward
 from bp_convert.torch_private import memory_events
@@ -40,7 +41,7 @@ def measure(
         batch: examples in one pass.
     """
     on = torch.device(device)
-    passes: list[Callable[[], Any]] = []
+    passes: list[partial[Any]] = []
     for model in (dense, converted):
         model = evaluating(model.to(on))
         args, kwargs = make_inputs(model, inputs, batch=batch, device=on)
@@ -85,11 +86,9 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _peak(one: Callable[[], Any], device: torch.device) -> int | None:
+def _peak(one: partial[Any], device: torch.device) -> int | None:
     """Return the bytes of the model's weights and of what one pass holds at most besides."""
-    model = getattr(one, "func", None)
-    held = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
-    weights = sum({id(t): t.numel() * t.element_size() for t in held}.values())
+    weights = count_bytes(one.func).after
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)

@@ -105,7 +105,14 @@ def load(
         model = arch_factory(arch, trust=trust, typed=True)
     if not is_converted(path):
         if model is not None:
-            raise _not_converted(path)
+            raise CheckpointError(
+                where=str(path),
+                found="a file that holds no plan: its model was not converted, or is in plain "
+                "layers again",
+                allowed="a converted model, where model or arch is given",
+                fix=f"bp_convert.load({str(path)!r}) for a whole model; "
+                "bp_convert.open_model(path, arch=...) for weights",
+            )
         return evaluating(load_model(path, trust=trust).model)
     return restored(read_converted(path, trust=trust), str(path), model=model, trust=trust)
 
@@ -134,10 +141,12 @@ def restored(
         source = arch_factory(read.arch, trust=trust)()
     else:
         raise _needs_model(where, "weights and a plan, without the architecture they belong to")
-    ghost = apply_plan(source, _cold(made)).model
-    fill(ghost, read.state)
-    mark(ghost, read.plan_json)
-    return evaluating(ghost)
+    # Every start is random: structure without fitting.
+    layers = tuple(one.model_copy(update={"init": "random"}) for one in made.layers)
+    empty = apply_plan(source, made.model_copy(update={"layers": layers})).model
+    fill(empty, read.state)
+    mark(empty, read.plan_json)
+    return evaluating(empty)
 
 
 def _needs_model(where: str, found: str) -> CheckpointError:
@@ -147,16 +156,6 @@ def _needs_model(where: str, found: str) -> CheckpointError:
         allowed="a source model to apply the plan to",
         fix="bp_convert.load(path, model=YourModel) with the source model or what makes it, or "
         "bp_convert.load(path, arch=...) with where it is now",
-    )
-
-
-def _not_converted(path: str | Path) -> CheckpointError:
-    return CheckpointError(
-        where=str(path),
-        found="a file that holds no plan: its model was not converted, or is in plain layers again",
-        allowed="a converted model, where model or arch is given",
-        fix=f"bp_convert.load({str(path)!r}) for a whole model; bp_convert.open_model(path, "
-        "arch=...) for weights",
     )
 
 
@@ -265,12 +264,3 @@ def write_plan(plan: Plan, path: str | Path, force: bool = False) -> Path:
         CheckpointError: the file exists or cannot be written.
     """
     return write_text(Path(path), as_json(plan) + "\n", force=force)
-
-
-def _cold(plan: Plan) -> Plan:
-    """Return the plan with every start random: structure without fitting."""
-    return plan.model_copy(
-        update={
-            "layers": tuple(layer.model_copy(update={"init": "random"}) for layer in plan.layers)
-        }
-    )

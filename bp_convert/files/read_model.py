@@ -92,7 +92,10 @@ def _whole(path: Path, content: object) -> Loaded:
             notes.append(f"taken from key {keys[0]!r}; left out: {listed(rest) or 'nothing'}")
             content = content[keys[0]]
     if not isinstance(content, nn.Module):
-        raise _not_a_model(path, content)
+        if any(state for _, state in find_states(content)):
+            raise _needs_arch(path, "weights without a model (a state dict or checkpoint)")
+        found = f"a {type(content).__name__}, not a model"
+        raise refusal(path, found, "give a file with a model")
     model: nn.Module = content
     while isinstance(model, nn.DataParallel):
         model = model.module
@@ -120,12 +123,6 @@ def _check_whole(path: Path, model: nn.Module) -> None:
         check_ready(model)
     except PlanError as problem:
         raise refusal(path, f"{problem.where}: {problem.found}", problem.fix) from None
-
-
-def _not_a_model(path: Path, content: object) -> CheckpointError:
-    if any(state for _, state in find_states(content)):
-        return _needs_arch(path, "weights without a model (a state dict or checkpoint)")
-    return refusal(path, f"a {type(content).__name__}, not a model", "give a file with a model")
 
 
 def _needs_arch(path: Path, found: str) -> CheckpointError:

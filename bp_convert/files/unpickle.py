@@ -23,7 +23,7 @@ from bp_convert.pickles.inert import InertReach, inert_class, module_class, too_
 from bp_convert.pickles.libraries import settle
 from bp_convert.pickles.reach import Reach
 from bp_convert.pickles.user_code import MAIN, covers, is_private
-from bp_convert.torch_private import Unpickler, fills_lists_of_classes, names_beyond_tensors
+from bp_convert.torch_private import Unpickler, fills_lists_of_classes
 
 _SHOWN = 8  # names listed in a message
 _LOCK = threading.Lock()  # torch keeps the names it admits in one global list
@@ -65,7 +65,14 @@ def load_admitted(path: Path, kind: FileKind, *, trust: Sequence[str] = ()) -> o
     refused = [name for name, found in admitted.items() if found is None]
     if refused:
         if all(covers(trust, name) and not is_weapon(name) for name in refused):
-            raise _not_defined(path, refused, trust)
+            raise CheckpointError(
+                where=str(path),
+                found=f"it names {listed(refused)}, which {listed(trust)} does not define; "
+                "nothing was run",
+                allowed="classes that the trusted code defines itself",
+                fix="trust the package or file that defines them, or take the weights only, with "
+                "--arch",
+            )
         raise _refused(path, refused, _is_whole_model(path, refused))
     content = load_known(path, admitted, trust)
     with contextlib.suppress(Exception):  # an incomplete model, of which others say more
@@ -88,15 +95,6 @@ def known(names: Mapping[str, object], trust: Sequence[str] = ()) -> Iterator[No
         entries.append((reach, REACH))
     with _LOCK, safe_globals(entries):
         yield
-
-
-def names_in_pickle(content: bytes) -> list[str]:
-    """List the names that a pickle uses beyond plain tensors.
-
-    Raises:
-        pickle.UnpicklingError: it does what the safe loader does not take.
-    """
-    return names_beyond_tensors(io.BytesIO(content))
 
 
 def revive(
@@ -215,15 +213,6 @@ def _refused(path: Path, names: Sequence[str], whole: bool) -> CheckpointError:
         found=f"it names {listed(names)}; nothing was run",
         allowed="names of torch.nn, torchvision and bp_convert modules",
         fix=f"{trusting}; or {weights}" if whole else f"{weights}; or {trusting}",
-    )
-
-
-def _not_defined(path: Path, names: Sequence[str], trust: Sequence[str]) -> CheckpointError:
-    return CheckpointError(
-        where=str(path),
-        found=f"it names {listed(names)}, which {listed(trust)} does not define; nothing was run",
-        allowed="classes that the trusted code defines itself",
-        fix="trust the package or file that defines them, or take the weights only, with --arch",
     )
 
 

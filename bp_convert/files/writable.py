@@ -21,11 +21,11 @@ from torch.nn.parameter import is_lazy
 
 from bp_convert.errors import CheckpointError
 from bp_convert.files.entries import whole_state
-from bp_convert.files.unpickle import listed, names_in_pickle, revive
+from bp_convert.files.unpickle import listed, revive
 from bp_convert.graph.clone import all_weights
 from bp_convert.pickles import pickler
 from bp_convert.pickles.meaning import Unreadable, meanings
-from bp_convert.torch_private import address_of
+from bp_convert.torch_private import address_of, names_beyond_tensors
 
 _COMPILED = "_orig_mod."  # what torch.compile puts before names; files hold what was compiled
 _DEEPEST = 32  # levels of a value that is plain
@@ -232,7 +232,7 @@ def _revived(
         raise Unreadable(f"cannot be pickled: {_said(problem)}") from None
     content = pickler.buffer.getvalue()
     try:
-        names = names_in_pickle(content)
+        names = names_beyond_tensors(io.BytesIO(content))
     except Exception as problem:
         raise Unreadable(
             f"pickles in a way that the safe loader does not take: {problem}"

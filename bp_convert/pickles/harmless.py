@@ -97,14 +97,11 @@ HARMLESS: dict[str, object] = {
     "builtins.getattr": Reach(),  # never getattr itself
     # Holds a class and its arguments (vision transformers keep their norm so). It is not called
     # at load, and can only hold what is admitted.
-    "functools.partial": functools.partial,
+    **_named(functools.partial),
     # Plain values that models keep: settings, dates, paths. The paths are pure, which is to say
     # words: they cannot touch a file.
-    "argparse.Namespace": argparse.Namespace,
-    "types.SimpleNamespace": types.SimpleNamespace,
-    "datetime.date": datetime.date,
-    "datetime.datetime": datetime.datetime,
-    "datetime.timedelta": datetime.timedelta,
+    **_named(argparse.Namespace, types.SimpleNamespace),
+    **_named(datetime.date, datetime.datetime, datetime.timedelta),
     "pathlib.Path": pathlib.PurePath,
     "pathlib.PosixPath": pathlib.PurePosixPath,
     "pathlib.WindowsPath": pathlib.PureWindowsPath,
@@ -117,7 +114,7 @@ HARMLESS: dict[str, object] = {
     "builtins.range": _range,
     "builtins.type": _class_of,
     **_named(collections.defaultdict, collections.deque, random.Random, uuid.UUID),
-    "logging.getLogger": logging.getLogger,  # finds or makes a named logger; writes nothing
+    **_named(logging.getLogger),  # finds or makes a named logger; writes nothing
     "re._compile": re.compile,
     # What torch puts on modules: it is called when the module runs, and acts on its tensors.
     **_named(WrappedHook, RemovableHandle, WeightNorm, SpectralNorm),
@@ -129,6 +126,5 @@ HARMLESS: dict[str, object] = {
     **_named(rebuilt.memory_format),
     **_named(rebuilt.scalar, rebuilt.scalar_type, rebuilt.Parametrized, guard.refuse),
     # Our layers' factor pairs and channel shares: frozen values of integers.
-    "bp_convert.kron.conv_layout.Layout": Layout,
-    "bp_convert.values.factors.FactorSpec": FactorSpec,
+    **_named(Layout, FactorSpec),
 }

@@ -1,7 +1,7 @@
 """What our own files name where a plain pickle would name something that no file should.
 
 Each of these makes one value from others, or holds a module's state, and does nothing else; so
-the safe loader admits them. ``forms`` writes them.
+the safe loader admits them. ``pickler`` writes them.
 """
 
 from __future__ import annotations
