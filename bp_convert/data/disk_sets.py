@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from bp_convert.data.arrays import as_labels
+from bp_convert.data.arrays import ArrayRows, Column
 from bp_convert.data.collate import LABELS, assign
-from bp_convert.data.dataset import Item, Part, Rows, placed
+from bp_convert.data.dataset import Part, Rows
 from bp_convert.data.images import Pictures, look_for
 from bp_convert.data.locator import Locator
 from bp_convert.data.text_lines import TextLines
@@ -74,7 +74,7 @@ def open_set(
     words = next((name for name in TEXT if name in kinds), None)
     if words is not None:
         return _Lines(source, specs, tokenizer, found, words, split)
-    return _Arrays(source, specs, found, split)
+    return _arrays(source, specs, found, split)
 
 
 class _Labelled(Rows):
@@ -132,30 +132,27 @@ class _Lines(_Labelled, TextLines):
         return str(self._data[row][self._column])
 
 
-class _Arrays(Rows):
-    """Columns of numbers."""
+def _arrays(source: Locator, specs: Sequence[TensorSpec], found: Any, split: str) -> Rows:
+    """Open columns of numbers."""
+    source.admit(())
+    inputs, label = assign(list(found.features), specs, source.where)
 
-    def __init__(
-        self, source: Locator, specs: Sequence[TensorSpec], found: Any, split: str
-    ) -> None:
-        source.admit(())
-        self.split = split
-        self._data = found.with_format("torch")
-        self.where = source.where
-        self._inputs, self._label = assign(list(found.features), specs, source.where)
+    def column(name: str) -> Column:
+        held = found.select_columns([name]).with_format("torch")
 
-    def __len__(self) -> int:
-        return len(self._data)
+        def take(rows: Sequence[int]) -> Tensor:
+            value = held[list(rows)][name]
+            if isinstance(value, Tensor):
+                return value
+            raise DataError(
+                where=f"{source.where}, {name}",
+                found="rows of different lengths, or no numbers",
+                allowed="numbers of one shape in every row",
+                fix="pad them, or leave the column out",
+            )
 
-    def __getitems__(self, rows: Sequence[int]) -> Item:
-        found = self._data[list(rows)]
-        for name in self._inputs:
-            if not isinstance(found[name], Tensor):
-                raise DataError(
-                    where=f"{self.where}, {name}",
-                    found="rows of different lengths, or no numbers",
-                    allowed="numbers of one shape in every row",
-                    fix="pad them, or leave the column out",
-                )
-        label = None if self._label is None else as_labels(found[self._label])
-        return *placed(found, self._inputs), label
+        return Column(len(found), take)
+
+    rows = ArrayRows({name: column(name) for name in found.features}, inputs, label, source.where)
+    rows.split = split
+    return rows

@@ -17,7 +17,13 @@ from bp_convert.errors import TrainingError
 from bp_convert.kinds import is_twin
 from bp_convert.values.training import Training
 
-SCHEDULES = ("constant", "cosine", "linear", "step")
+# The multiple of the rate by the share of the steps that is done
+SHAPES: dict[str, Callable[[float], float]] = {
+    "constant": lambda done: 1.0,
+    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * min(1.0, done))),
+    "linear": lambda done: max(0.0, 1 - done),
+    "step": lambda done: 0.1 ** ((done >= 0.5) + (done >= 0.75)),
+}
 
 
 def parameter_groups(model: nn.Module) -> dict[str, list[nn.Parameter]]:
@@ -90,7 +96,7 @@ def make_schedule(optimizer: torch.optim.Optimizer, settings: Training, steps: i
     """
     warm = round(settings.warmup * steps)
     name = settings.schedule
-    shape = _shape(name)
+    shape = SHAPES.get(name)
     if shape is not None:
 
         def rate(step: int) -> float:
@@ -117,30 +123,23 @@ def make_schedule(optimizer: torch.optim.Optimizer, settings: Training, steps: i
     return made
 
 
-def _shape(name: str) -> Callable[[float], float] | None:
-    shapes: dict[str, Callable[[float], float]] = {
-        "constant": lambda done: 1.0,
-        "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * min(1.0, done))),
-        "linear": lambda done: max(0.0, 1 - done),
-        "step": lambda done: 0.1 ** ((done >= 0.5) + (done >= 0.75)),
+def _classes(home: Any, base: type) -> dict[str, Any]:
+    """Return the kinds of a class that a module of torch's offers, by name."""
+    return {
+        key: value
+        for key, value in vars(home).items()
+        if isinstance(value, type) and issubclass(value, base) and value is not base
     }
-    return shapes.get(name)
 
 
 def _optimizer_class(name: str) -> Any:
-    known = {
-        key.lower(): value
-        for key, value in vars(torch.optim).items()
-        if isinstance(value, type)
-        and issubclass(value, torch.optim.Optimizer)
-        and value is not torch.optim.Optimizer
-        and key != "LBFGS"  # it wants a closure
-    }
-    if name.lower() in known:
-        return known[name.lower()]
-    found = _imported(name, "optimizer") if ":" in name else None
+    known = _classes(torch.optim, torch.optim.Optimizer)
+    known.pop("LBFGS")  # it wants a closure
+    found = {key.lower(): value for key, value in known.items()}.get(name.lower())
+    if found is None and ":" in name:
+        found = _imported(name, "optimizer")
     if not callable(found):
-        raise _unknown("optimizer", name, [one.__name__ for one in known.values()])
+        raise _unknown("optimizer", name, list(known))
     return found
 
 
@@ -160,12 +159,7 @@ def _imported(name: str, what: str) -> Any:
 
 
 def _schedules() -> list[str]:
-    classes = [
-        key
-        for key, value in vars(torch.optim.lr_scheduler).items()
-        if isinstance(value, type) and issubclass(value, LRScheduler) and value is not LRScheduler
-    ]
-    return [*SCHEDULES, *classes]
+    return [*SHAPES, *_classes(torch.optim.lr_scheduler, LRScheduler)]
 
 
 def _accepted(kind: Any) -> list[str]:
