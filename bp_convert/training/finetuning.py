@@ -1,9 +1,11 @@
-"""The door: a model, its teacher and data go in; a trained copy and what was done come out."""
+"""One call of ``finetune``: a model, its teacher and data go in; what training needs is made, run,
+and put back; a trained copy and what was done come out."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,32 @@ from torch import nn
 
 from bp_convert.data.split import Split, Uses, split_for
 from bp_convert.errors import TrainingError
+from bp_convert.graph.clone import clone
+from bp_convert.graph.example import device_of
+from bp_convert.graph.running import evaluating
 from bp_convert.randomness import Aside
 from bp_convert.storage import is_marked, plan_of
-from bp_convert.training.trainer import Trainer
+from bp_convert.surgery import fingerprint
+from bp_convert.torch_private import forget_compiled
+from bp_convert.training.average import Average
+from bp_convert.training.checkpoints import Checkpoints
+from bp_convert.training.engine import Engine
+from bp_convert.training.feed import Feed, Micro, feeds
+from bp_convert.training.loop import Loop
+from bp_convert.training.loss import LayerPairs, Objective, objective_for
+from bp_convert.training.memory import estimate
+from bp_convert.training.optimizers import make_optimizer, make_schedule
+from bp_convert.training.recompute import recompute, undo
+from bp_convert.training.run_log import RunLog
+from bp_convert.training.validation import Validation, metric_for, taught, to_device
 from bp_convert.values.explain import validated
-from bp_convert.values.progress import Progress, told
+from bp_convert.values.progress import Progress, told, unheard
 from bp_convert.values.settings import Settings
 from bp_convert.values.tensors import TensorSpec
 from bp_convert.values.training import Trained, Training
+
+# What may differ between a run and the one that goes on with it
+FREE = {"workers", "checkpoint_every", "checkpoint_minutes", "compile"}
 
 
 def finetune(
@@ -146,3 +166,234 @@ def _inputs(model: nn.Module, inputs: Sequence[TensorSpec | str] | None) -> tupl
             one if isinstance(one, TensorSpec) else TensorSpec.parse(one) for one in inputs
         )
     return plan_of(model).inputs if is_marked(model) else ()
+
+
+@dataclass
+class Trainer:
+    """A model, its teacher and settings, from the first look at the data to the report."""
+
+    source: nn.Module
+    taught_by: nn.Module | None
+    settings: Training
+    folder: Path | None
+    resume: bool
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        self.engine = Engine(self.settings)
+        torch.manual_seed(self.settings.seed + self.engine.place.rank)
+        self.notes: list[str] = []
+        if not self.engine.is_main_process:
+            self.progress = unheard
+
+    def train(self, split: Split, metric: str | None) -> tuple[nn.Module, Trained]:
+        settings, engine = self.settings, self.engine
+        learnt, held, words = feeds(
+            split, settings, engine.place, pinned=engine.device.type == "cuda"
+        )
+        self.notes += split.notes
+        model = clone(self.source)
+        teacher = None
+        if self.taught_by is not None:  # its forward may write on its own weights
+            teacher = evaluating(clone(self.taught_by, apart=True).to(engine.device))
+        engine.place_model(model)
+        objective, micro = self._objective(model, teacher, learnt)
+        self.notes.append(objective.words)
+        pairs = self._pairs(model, teacher)
+        optimizer = make_optimizer(model, settings)
+        expected = self._estimate(micro, teacher)
+        steps = self._steps(learnt)
+        changed = recompute(model) if settings.recompute else []
+        if settings.recompute and not changed:
+            self.notes.append("recompute: the model has no row of blocks; nothing was changed")
+        if settings.compile:
+            model.compile()
+        model.train()
+        schedule = make_schedule(optimizer, settings, steps)
+        engine.wrap(optimizer)
+        validation = None
+        if held is not None:
+            validation = Validation(engine, held, objective, metric_for(objective, metric), teacher)
+        about = {
+            "settings": settings.model_dump(mode="json", exclude=FREE),
+            "steps": steps,
+            "data": words,
+            "model": fingerprint(self.source),
+            "taught": self.taught_by is not None,
+            "processes": engine.place.world,
+        }
+        kept, content = self._checkpoints()
+        if content is not None:
+            self._check_same(content["about"], about)
+        resumed = None if content is None else content["run"]["step"]
+        engine.wait_for_everyone()  # until every process has looked into the folder
+        folder = self.folder if engine.is_main_process else None
+        loop = Loop(
+            engine,
+            settings,
+            learnt,
+            objective,
+            schedule,
+            steps,
+            validation,
+            teacher,
+            pairs,
+            average=None if settings.ema is None else Average(model, settings.ema),
+            log=RunLog(folder, self.progress, resumed=resumed),
+            checkpoints=kept,
+            about=about,
+        )
+        if content is not None:
+            loop.restore(content)
+        for note in self.notes:
+            loop.log.event(loop.state.step, note)
+        try:
+            loop.run()
+        finally:
+            loop.log.close()
+            if pairs is not None:
+                pairs.remove()
+            undo(changed)
+        if pairs is not None and pairs.skipped:
+            self.notes.append(
+                f"distill.layers: {len(pairs.skipped)} of {len(pairs.names)} layers have other "
+                "widths than the teacher's and were left out"
+            )
+        if loop.state.best_step == 0 and validation is not None:
+            self.notes.append(
+                "no step lowered the validation loss: the weights are as given; try a lower lr (a "
+                "tenth) or warmup=0.1"
+            )
+        return self._result(), self._report(loop, expected, resumed)
+
+    def _objective(
+        self, model: nn.Module, teacher: nn.Module | None, learnt: Feed
+    ) -> tuple[Objective, Micro]:
+        """Look at one pass to see what the outputs are."""
+        micro = next(iter(learnt.epoch(0)))
+        there = to_device(micro, model)
+        model.eval()
+        try:
+            with torch.no_grad(), self.engine.autocast():
+                reference = None if teacher is None else taught(teacher, there)
+                raw = model(*there.args, **there.kwargs)
+        except TrainingError:
+            raise
+        except (RuntimeError, TypeError, ValueError, IndexError) as problem:
+            lines = str(problem).strip().splitlines() or ["no message"]
+            raise TrainingError(
+                where=f"{type(model).__name__} on the training data",
+                found=f"{type(problem).__name__}: {lines[0][:200]}",
+                allowed="data that the model runs on",
+                fix="give examples as the model takes them: the same sizes, types and tokenizer",
+            ) from problem
+        distill = self.settings.distill
+        return objective_for(self.source, raw, there, reference, distill), micro
+
+    def _pairs(self, model: nn.Module, teacher: nn.Module | None) -> LayerPairs | None:
+        if teacher is None or not self.settings.distill.layers:
+            return None
+        pairs = LayerPairs(model, teacher)
+        if not pairs.names:
+            pairs.remove()
+            raise TrainingError(
+                where="distill.layers",
+                found="no bilinear layer that stands for one of the teacher's",
+                allowed="a converted model and the model that it was converted from",
+                fix="leave distill.layers out",
+            )
+        return pairs
+
+    def _estimate(self, micro: Micro, teacher: nn.Module | None) -> int | None:
+        """Estimate the memory of a step before the run, on an optimiser of the plain model."""
+        settings = self.settings
+        found = estimate(
+            self.source,
+            micro,
+            make_optimizer(self.source, settings),
+            teacher=teacher,
+            averaged=settings.ema is not None,
+            recomputed=settings.recompute,
+        )
+        if found is None:
+            self.notes.append("memory not estimated: the model does not run without data")
+        else:
+            self.progress(f"about {found / 2**20:,.0f} MiB a step", 0, 1)
+        return found
+
+    def _steps(self, learnt: Feed) -> int:
+        if self.settings.steps is not None:
+            return self.settings.steps
+        each = -(-(learnt.passes or 1) // self.settings.accumulate)
+        return max(1, round((self.settings.epochs or 1) * each))
+
+    def _checkpoints(self) -> tuple[Checkpoints | None, dict[str, Any] | None]:
+        if self.folder is None:
+            return None, None
+        kept = Checkpoints(self.folder, tidy=self.engine.is_main_process)
+        if not self.resume:
+            if kept.paths():
+                raise TrainingError(
+                    where=str(self.folder),
+                    found=f"the checkpoints of another run, such as {kept.paths()[0].name}",
+                    allowed="an empty folder, or going on with that run",
+                    fix="add --resume (resume=True), name another folder, or remove this one",
+                )
+            return kept, None
+        content, notes = kept.newest()
+        if content is None:
+            notes.append("nothing to resume from: the run starts at step 0")
+        elif notes:
+            notes.append(f"resumed from the one before, step {content['run']['step']}")
+        self.notes += notes
+        return kept, content
+
+    def _check_same(self, theirs: dict[str, Any], mine: dict[str, Any]) -> None:
+        flat = [{**one.get("settings", {}), **one} for one in (theirs, mine)]
+        for one in flat:
+            one.pop("settings", None)
+        other = [key for key in flat[1] if flat[0].get(key) != flat[1][key]]
+        if other:
+            key = other[0]
+            raise TrainingError(
+                where=f"resuming from {self.folder}: {key}",
+                found=f"{flat[1][key]}",
+                allowed=f"{flat[0].get(key)}, as in the run that is gone on with",
+                fix="give the same settings, model and data, or train in another folder",
+            )
+
+    def _result(self) -> nn.Module:
+        engine = self.engine
+        if engine.sharded:
+            result = clone(self.source)
+            result.load_state_dict(engine.weights())
+        else:
+            result = engine.release()
+            if "forward" not in vars(self.source):
+                result.__dict__.pop("forward", None)  # what accelerate has put back there
+            result.zero_grad(set_to_none=True)
+        forget_compiled(result)
+        flags = dict(self.source.named_modules())
+        for name, module in result.named_modules():
+            module.training = flags[name].training
+        result.to(device_of(self.source))
+        return result
+
+    def _report(self, loop: Loop, expected: int | None, resumed: int | None) -> Trained:
+        state = loop.state
+        return Trained(
+            steps=state.step,
+            examples=state.examples,
+            seconds=state.seconds,
+            before=state.before,
+            after=state.best,
+            teacher=state.teacher,
+            best_step=state.best_step,
+            peak_memory_bytes=loop.peak,
+            estimated_memory_bytes=expected,
+            examples_per_second=loop.rate,
+            stopped=state.stopped,
+            notes=tuple(self.notes),
+            resumed_from=resumed,
+            curve=tuple(enumerate(state.losses, 1)),
+        )

@@ -147,7 +147,7 @@ def test_one_file_for_everything_is_kept_apart(count: int, monkeypatch: pytest.M
     points[:, 0] = range(count)  # the name of each
     np.savez("one.npz", x=points, y=np.arange(count) % 4)
     seen: list[tuple[set[int], set[int], set[int], set[int]]] = []
-    module = sys.modules["bp_convert.training.trainer"]
+    module = sys.modules["bp_convert.training.finetuning"]
     feeds = module.feeds
 
     def spy(split: Split, *args: Any, **asked: Any) -> Any:
