@@ -52,14 +52,10 @@ class _Anew:
     def in_items(self, box: Any, items: Mapping[Any, Any]) -> None:
         """Exchange the functions in a list or dictionary of the copy."""
         for key, value in list(items.items()):
-            if isinstance(value, tuple) and any(map(_acts, value)):
-                new: Any = self._tuple(value)
-            elif _acts(value):
-                new = self.of(value)
-            else:
-                continue
-            if new is not value:
-                box[key] = new
+            if any(map(_acts, value if isinstance(value, tuple) else (value,))):
+                new = self._made(value) if isinstance(value, tuple) else self.of(value)
+                if new is not value:
+                    box[key] = new
 
     def of(self, value: Any) -> Any:
         """Return the counterpart of a value; itself where it reaches nothing that was copied."""
@@ -73,46 +69,29 @@ class _Anew:
         return new
 
     def _made(self, value: Any) -> Any:
+        if not self._reaches(value, set()):
+            return value
         if isinstance(value, types.FunctionType):
-            return self._function(value) if self._reaches(value, set()) else value
+            return self._function(value)
         if isinstance(value, types.MethodType):
-            owner, function = self.of(value.__self__), self.of(value.__func__)
-            same = owner is value.__self__ and function is value.__func__
-            return value if same else types.MethodType(function, owner)
+            return types.MethodType(self.of(value.__func__), self.of(value.__self__))
         if isinstance(value, types.BuiltinMethodType):
-            owner = self.of(value.__self__)
-            return value if owner is value.__self__ else getattr(owner, value.__name__)
+            return getattr(self.of(value.__self__), value.__name__)
         if isinstance(value, functools.partial):
-            return self._partial(value)
+            named = {key: self.of(one) for key, one in value.keywords.items()}
+            return functools.partial(self.of(value.func), *map(self.of, value.args), **named)
         if isinstance(value, weakref.ref):
-            held = value()
-            new = None if held is None else self.of(held)
-            return value if new is held or new is None else weakref.ref(new)
+            return weakref.ref(self.of(value()))
         if isinstance(value, tuple):
-            return self._tuple(value)
-        if self.apart and isinstance(value, _BOXES):
-            return copy.deepcopy(value, self.memo)
-        return value
-
-    def _tuple(self, value: tuple[Any, ...]) -> tuple[Any, ...]:
-        new = [self.of(one) for one in value]
-        if all(a is b for a, b in zip(value, new, strict=True)):
-            return value
-        return type(value)(*new) if hasattr(value, "_fields") else type(value)(new)
-
-    def _partial(self, value: functools.partial[Any]) -> functools.partial[Any]:
-        function, args = self.of(value.func), self._tuple(value.args)
-        named = {key: self.of(one) for key, one in value.keywords.items()}
-        same = function is value.func and args is value.args
-        if same and all(named[key] is one for key, one in value.keywords.items()):
-            return value
-        return functools.partial(function, *args, **named)
+            new = [self.of(one) for one in value]
+            return type(value)(*new) if hasattr(value, "_fields") else type(value)(new)
+        return copy.deepcopy(value, self.memo)
 
     def _function(self, old: types.FunctionType) -> types.FunctionType:
         cells = tuple(types.CellType() for _ in old.__closure__ or ())
         new = types.FunctionType(old.__code__, old.__globals__, old.__name__, None, cells)
         self.done[id(old)] = (old, new)  # it may hold itself
-        new.__defaults__ = None if old.__defaults__ is None else self._tuple(old.__defaults__)
+        new.__defaults__ = self.of(old.__defaults__)
         new.__kwdefaults__ = {k: self.of(v) for k, v in (old.__kwdefaults__ or {}).items()}
         new.__dict__.update({key: self.of(one) for key, one in vars(old).items()})
         new.__qualname__, new.__module__ = old.__qualname__, old.__module__
@@ -129,23 +108,26 @@ class _Anew:
         known.add(id(value))
         if self.memo.get(id(value), value) is not value:
             return True
-        if isinstance(value, types.FunctionType):
-            held = [_content(cell) for cell in value.__closure__ or ()]
-            held += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-            held += list(vars(value).values())
-            return any(self._reaches(one, known) for one in held)
-        if isinstance(value, types.MethodType):
-            return any(self._reaches(one, known) for one in (value.__self__, value.__func__))
-        if isinstance(value, types.BuiltinMethodType):
-            return self._reaches(value.__self__, known)
-        if isinstance(value, functools.partial):
-            held = [value.func, *value.args, *value.keywords.values()]
-            return any(self._reaches(one, known) for one in held)
-        if isinstance(value, weakref.ref):
-            return self._reaches(value(), known)
-        if isinstance(value, tuple):
-            return any(self._reaches(one, known) for one in value)
-        return self.apart and isinstance(value, _BOXES)
+        if self.apart and isinstance(value, _BOXES):
+            return True
+        return any(self._reaches(one, known) for one in _parts(value))
+
+
+def _parts(value: Any) -> list[Any]:
+    """Return what a value that deepcopy takes for a constant, or a tuple, leads to."""
+    if isinstance(value, types.FunctionType):
+        cells = [_content(cell) for cell in value.__closure__ or ()]
+        defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        return [*cells, *defaults, *vars(value).values()]
+    if isinstance(value, types.MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, types.BuiltinMethodType):
+        return [value.__self__]
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, weakref.ref):
+        return [value()]
+    return list(value) if isinstance(value, tuple) else []
 
 
 def _acts(value: Any) -> bool:

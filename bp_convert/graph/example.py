@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from bp_convert.graph.running import Args, Kwargs
-from bp_convert.graph.tree import map_tensors, rows_in
+from bp_convert.graph.tree import children, map_tensors, rows_in
 from bp_convert.kinds import table_rows
 from bp_convert.values.tensors import TensorSpec
 
@@ -174,14 +174,11 @@ def given_sample(inputs: Any) -> SampleInputs:
         inputs: a mapping by forward's keywords; a list or tuple of its positional inputs; or its
             only input, of whatever structure.
     """
+    given: tuple[Args, Kwargs] = ((inputs,), {})
     if isinstance(inputs, dict):
-        given: tuple[Args, Kwargs] = ((), dict(inputs))
-    elif isinstance(inputs, PackedSequence) or hasattr(inputs, "_fields"):
-        given = ((inputs,), {})
-    elif isinstance(inputs, list | tuple):
-        given = (tuple(inputs), {})
-    else:
-        given = ((inputs,), {})
+        given = ((), dict(inputs))
+    elif isinstance(inputs, list | tuple) and not hasattr(inputs, "_fields"):
+        given = (tuple(inputs), {})  # a named tuple, such as a PackedSequence, is one input
     return SampleInputs(specs_of_batch(*given), given, f"{rows_in(given)} given examples", GIVEN)
 
 
@@ -228,8 +225,5 @@ def first_rows(given: tuple[Args, Kwargs], rows: int) -> tuple[Args, Kwargs]:
 
 
 def _holds_packed(value: Any) -> bool:
-    if isinstance(value, PackedSequence):
-        return True
-    if isinstance(value, Mapping):
-        return any(_holds_packed(one) for one in value.values())
-    return isinstance(value, list | tuple) and any(_holds_packed(one) for one in value)
+    inside = (one for _, one in children(value, objects=False))
+    return isinstance(value, PackedSequence) or any(map(_holds_packed, inside))

@@ -75,11 +75,10 @@ def settle(model: nn.Module, specs: Sequence[TensorSpec]) -> SampleInputs:
 
 def runs(model: nn.Module, sample: SampleInputs) -> bool:
     """Return whether a copy of the model runs on the sample in eval mode."""
-    try:
+    with suppress(BpConvertError):
         try_on(model, sample)
-    except BpConvertError:
-        return False
-    return True
+        return True
+    return False
 
 
 def settle_values(model: nn.Module, sample: SampleInputs) -> SampleInputs:
@@ -156,13 +155,12 @@ def bounded(model: nn.Module, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec
         one.model_copy(update={"high": lowest, "low": 0}) if i in counts else one
         for i, one in enumerate(specs)
     )
-    reached = _reached(model, drawn, counts) if len(known) > 1 or len(specs) > 1 else {}
+    alone = len(known) == len(specs) == 1
+    reached = {0: lowest} if alone else _reached(model, drawn, counts)
     found = list(specs)
     for i in counts:
         own = specs[i].high
         bound = reached.get(i, lowest if own is None else own)
-        if len(known) == len(specs) == 1:
-            bound = lowest
         if own is None or bound < own:
             found[i] = specs[i].model_copy(
                 update={"high": bound, "low": min(specs[i].low, bound - 1)}

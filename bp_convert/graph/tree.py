@@ -47,7 +47,7 @@ def rows_in(value: Any) -> int:
         return value.shape[0] if value.dim() else 0
     if isinstance(value, list) and value and isinstance(value[0], Tensor):
         return len(value)
-    return next((n for _, child in _children(value, True) if (n := rows_in(child))), 0)
+    return next((n for _, child in children(value, objects=True) if (n := rows_in(child))), 0)
 
 
 def _named(
@@ -58,7 +58,7 @@ def _named(
         return
     if id(value) in above:
         return
-    for key, child in _children(value, objects):
+    for key, child in children(value, objects=objects):
         if isinstance(key, int):
             where = f"{path}[{key}]" if path else f"output {key}"
         else:
@@ -66,8 +66,12 @@ def _named(
         yield from _named(child, where, objects, (*above, id(value)))
 
 
-def _children(value: Any, objects: bool) -> list[tuple[Any, Any]]:
-    """Return what a container holds, by key or place."""
+def children(value: Any, *, objects: bool) -> list[tuple[Any, Any]]:
+    """Return what a container holds, by key or place.
+
+    Args:
+        objects: look also into objects that are no containers.
+    """
     if isinstance(value, PackedSequence):
         return [("data", value.data)]
     if isinstance(value, Mapping):
@@ -91,7 +95,7 @@ def _mapped(function: Callable[[Tensor], Tensor], value: Any, above: tuple[int, 
         return PackedSequence(data, value.batch_sizes, *moved)
     if id(value) in above:
         return value
-    old = _children(value, True)
+    old = children(value, objects=True)
     new = [(key, _mapped(function, child, (*above, id(value)))) for key, child in old]
     if all(a is b for (_, a), (_, b) in zip(old, new, strict=True)):
         return value

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bp_convert.kron.column_order import Columns
 from bp_convert.kron.metric import Diagonal, Full, Metric, Plain, nearest_outer, spared
-from bp_convert.kron.nearest import KroneckerFit, nearest_kronecker_sum
+from bp_convert.kron.nearest import KroneckerFit, nearest_kronecker_sum, reconstruct
 from bp_convert.kron.scale import balanced, unit
 from bp_convert.kron.spectrum import whitened
 from bp_convert.values.factors import FactorSpec
@@ -124,10 +124,7 @@ def affordable(
 
 def natural(w1: Tensor, w2: Tensor, columns: Columns) -> Tensor:
     """Build the weight (K, D) with its columns as (channel, kernel place)."""
-    rank, k1, d1 = w1.shape
-    _, d2, k2 = w2.shape
-    table = w1.reshape(rank, k1 * d1).t() @ w2.reshape(rank, d2 * k2)
-    table = table.view(k1, d1, d2, k2).permute(0, 3, 1, 2).reshape(k1 * k2, d1 * d2)
+    table = reconstruct(w1, w2)
     if columns.order is None:
         return table
     back = torch.empty_like(columns.order)

@@ -14,12 +14,12 @@ from math import ceil, prod
 from typing import Literal
 
 from bp_convert.kron.pairs import divisor_pairs, nearest_pair
-from bp_convert.kron.policies import FAST_SLACK
 from bp_convert.values.factors import FactorSpec, Pair
 
 Axes = tuple[Literal[1, 2], ...]
 Padding = str | Sequence[int] | int
 
+FAST_SLACK = 1.1  # `fast` may spend this much more than the nearest-square pair's parameters
 LANES = 16  # thin convolutions round their output channels up to the vector width
 COPY = 8  # multiply-adds that moving one element costs
 
@@ -82,7 +82,7 @@ def closest_conv_factors(channels: int, out: Pair, kernel: Sequence[int], rank: 
     inp = nearest_pair(channels * prod(kernel))
     wanted = FactorSpec(out=out, inp=inp, rank=rank).params
     return min(
-        _every_spec(channels, (out,), kernel, rank),
+        every_factors(channels, (out,), kernel, rank),
         key=lambda spec: (abs(spec.params - wanted), layout_cost(spec, kernel)),
     )
 
@@ -95,7 +95,7 @@ def fast_conv_factors(channels: int, outputs: int, kernel: Sequence[int], rank: 
     square = FactorSpec(out=out, inp=nearest_pair(channels * prod(kernel)), rank=rank)
     within = [
         spec
-        for spec in _every_spec(channels, divisor_pairs(outputs), kernel, rank)
+        for spec in every_factors(channels, divisor_pairs(outputs), kernel, rank)
         if spec.params <= FAST_SLACK * square.params and spec.reach >= square.reach
     ]
     if within:
@@ -103,9 +103,10 @@ def fast_conv_factors(channels: int, outputs: int, kernel: Sequence[int], rank: 
     return closest_conv_factors(channels, out, kernel, rank)
 
 
-def _every_spec(
+def every_factors(
     channels: int, outs: Sequence[Pair], kernel: Sequence[int], rank: int
 ) -> Iterator[FactorSpec]:
+    """Yield every choice of ``outs``, of divisors of the channels, and of who owns the axes."""
     for axes in every_axes(kernel):
         s1 = prod(size for size, owner in zip(kernel, axes, strict=True) if owner == 1)
         s2 = prod(kernel) // s1

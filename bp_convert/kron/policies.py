@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import isqrt
 
 from bp_convert.kron.contract import bilinear_macs
+from bp_convert.kron.conv_layout import FAST_SLACK, every_factors
 from bp_convert.kron.pairs import check_positive, divisor_pairs, nearest_pair
 from bp_convert.values.factors import FactorSpec, Pair
 
-# `fast` may spend this much more than the nearest-square pair's parameters.
-FAST_SLACK = 1.1
 # Widths up to here are worth factoring even when they are prime: (1, 7) is still a small factor.
 SMALL_PRIME = 10
 
@@ -54,7 +52,7 @@ def fast_factors(inputs: int, outputs: int, rank: int) -> FactorSpec:
     return min(
         (
             spec
-            for spec in every_factors(inputs, outputs, rank)
+            for spec in every_factors(inputs, divisor_pairs(outputs), (), rank)
             if spec.params <= FAST_SLACK * square.params and spec.reach >= square.reach
         ),
         key=lambda spec: (bilinear_macs(spec), spec.params, spec.out, spec.inp),
@@ -64,13 +62,6 @@ def fast_factors(inputs: int, outputs: int, rank: int) -> FactorSpec:
 def low_rank_factors(inputs: int, outputs: int, rank: int) -> FactorSpec:
     """Return the truncated-SVD form, which is the Kronecker sum of a column and a row."""
     return FactorSpec(out=(outputs, 1), inp=(1, inputs), rank=rank)
-
-
-def every_factors(inputs: int, outputs: int, rank: int) -> Iterable[FactorSpec]:
-    """Yield every choice of divisor pairs of both widths."""
-    for out in divisor_pairs(outputs):
-        for inp in divisor_pairs(inputs):
-            yield FactorSpec(out=out, inp=inp, rank=rank)
 
 
 def rank_for_share(spec: FactorSpec, budget: float) -> int:

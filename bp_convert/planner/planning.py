@@ -16,7 +16,7 @@ from bp_convert.graph.others import others_of, shared_by
 from bp_convert.graph.ready import check_ready
 from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site, walk
-from bp_convert.kinds import Factors, Widths, prime_reason
+from bp_convert.kinds import Factors, prime_reason
 from bp_convert.planner.requests import LayerRequest, floors, reasons_of, requests_of
 from bp_convert.planner.samples import sample_inputs
 from bp_convert.planner.warm import Planned, maps_for, with_warmth
@@ -170,7 +170,8 @@ class _Planning:
         targets = {
             site.name: site.kind.name
             for site in self.sites
-            if site.name not in reasons and self._prime(site, requests[site.name]) is None
+            if site.name not in reasons
+            and prime_reason(site.kind.widths(site.module), requests[site.name].ask) is None
         }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -178,10 +179,6 @@ class _Planning:
         if found.failure:
             self.notes.append(f"widths stay as they are: {found.failure}")
         return found
-
-    @staticmethod
-    def _prime(site: Site, request: LayerRequest) -> str | None:
-        return prime_reason(site.kind.widths(site.module), request.ask)
 
     # One layer
 
@@ -195,23 +192,22 @@ class _Planning:
     ) -> LayerPlan:
         kind, module = site.kind, site.module
         before = kind.widths(module)
-        after = self._after(site, widths)
+        target = None if widths is None else widths.targets.get(site.name)
+        after = before if target is None else (target.inputs[1], target.outputs[1])
         notes: list[str] = []
         factors: Factors = {}
         shapes = seen.calls(site.names) if seen else []
         searched = self.found is not None and not request.insists
         if reason is None and self.found is not None and searched:
             factors = self.found.factors.get(site.name, {})
-            reason, notes = chosen(site, self._after(site), factors, shapes)
+            reason, notes = chosen(site, before, factors, shapes)
         elif reason is None:
             reason = prime_reason(after, request.ask)
         if reason is None and not searched:
             factors = kind.factor(module, after, request.ask)
             reason, notes = worth(self.settings, site, after, factors, request, shapes)
-        if widths is not None and before[1] == after[1] and not reason:
-            target = widths.targets.get(site.name)
-            if target is not None and target.reason:
-                notes.append(f"keeps its width: {target.reason}")
+        if target is not None and target.reason and before[1] == after[1] and not reason:
+            notes.append(f"keeps its width: {target.reason}")
         replaced = not reason
         dense_macs = seen.macs_of(site.names) if seen else 0
         return LayerPlan(
@@ -238,13 +234,6 @@ class _Planning:
             error=_rounded(self.found.errors.get(site.name)) if self.found else None,
             sensitivity=_rounded(self.found.sensitivities.get(site.name)) if self.found else None,
         )
-
-    @staticmethod
-    def _after(site: Site, widths: WidthPlan | None = None) -> Widths:
-        target = None if widths is None else widths.targets.get(site.name)
-        if target is not None:
-            return target.inputs[1], target.outputs[1]
-        return site.kind.widths(site.module)
 
     # The whole
 

@@ -47,7 +47,8 @@ class Problem:
     @property
     def slack(self) -> np.ndarray:
         """What a sum may be above each limit by rounding."""
-        return KEPT * np.abs(self.bounds)
+        found: np.ndarray = KEPT * np.abs(self.bounds)
+        return found
 
     @property
     def scale(self) -> np.ndarray:

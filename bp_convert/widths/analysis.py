@@ -11,7 +11,7 @@ from bp_convert.graph.fake import call
 from bp_convert.graph.fake_run import ForwardError, Shapes, failure
 from bp_convert.graph.running import Args, Kwargs, nothing_cached
 from bp_convert.graph.tree import named_tensors
-from bp_convert.kinds import Kind, kind_of
+from bp_convert.kinds import Kind
 from bp_convert.widths.new_sizes import NewSizes, Widenable
 from bp_convert.widths.symbolic_copy import SymbolicCopy
 from bp_convert.widths.symbolic_mode import SymbolicMode, sizes_as_floats
@@ -112,9 +112,3 @@ class Analysis:
             if name not in targets:
                 choice.freeze(choice.roots[name], f"{name} is not selected")
         return choice
-
-
-def sites_of(model: nn.Module) -> dict[str, Kind]:
-    """Return the layers that some kind speaks for, by their first name."""
-    found = ((name, kind_of(module)) for name, module in model.named_modules())
-    return {name: kind for name, kind in found if kind is not None}

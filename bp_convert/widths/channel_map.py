@@ -286,8 +286,9 @@ class _Comparison:
         """Yield how each resized tensor of a follower follows its input, where that is known."""
         module = self.model.get_submodule(watch.name)
         for key, resize in self.resized[watch.name]:
-            known = index is not None
-            rule = follow(module, key, resize.before, resize.after, index) if known else None
+            rule = None
+            if index is not None:
+                rule = follow(module, key, resize.before, resize.after, index)
             yield key, resize, rule
 
     def _finish(self) -> None:

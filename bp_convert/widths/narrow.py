@@ -12,7 +12,8 @@ from torch import nn
 from bp_convert.errors import PlanError
 from bp_convert.graph.fake_run import ForwardError
 from bp_convert.graph.running import Args, Kwargs
-from bp_convert.widths.analysis import Analysis, sites_of
+from bp_convert.graph.walk import walk
+from bp_convert.widths.analysis import Analysis
 from bp_convert.widths.new_sizes import NewSizes
 from bp_convert.widths.plan_writer import PlanWriter
 from bp_convert.widths.width_plan import WidthPlan
@@ -51,7 +52,8 @@ def narrow(
         PlanError: the model does not run on symbolic sizes, or the size is out of reach.
     """
     try:
-        analysis = Analysis(model, sites_of(model), args, kwargs)
+        sites = {site.name: site.kind for site in walk(model)}
+        analysis = Analysis(model, sites, args, kwargs)
         with suppress(ForwardError):  # a model that does not train is followed in eval mode
             analysis.train(args, kwargs)
     except ForwardError as stopped:

@@ -18,8 +18,9 @@ from torch import nn
 from bp_convert.errors import PlanError
 from bp_convert.graph.fake_run import FakeRun, ForwardError, Shapes
 from bp_convert.graph.running import Args, Kwargs
+from bp_convert.graph.walk import walk
 from bp_convert.kinds.shapes import Attr
-from bp_convert.widths.analysis import Analysis, sites_of
+from bp_convert.widths.analysis import Analysis
 from bp_convert.widths.plan_writer import PlanWriter, join, unchanged
 from bp_convert.widths.symbols import expr_of
 from bp_convert.widths.width_plan import WidthPlan
@@ -47,7 +48,7 @@ def widen(
         alpha: may be fractional; widths are rounded to whole numbers.
         targets: names of the layers that may be widened, with the name of their kind.
     """
-    sites = sites_of(model)
+    sites = {site.name: site.kind for site in walk(model)}
     try:
         analysis = Analysis(model, sites, args, kwargs)
     except ForwardError as stopped:
