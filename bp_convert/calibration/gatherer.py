@@ -141,12 +141,9 @@ class Gatherer:
                     moments = self._moments(site, role, len(sides))
                     for side, (moment, part) in enumerate(zip(moments, sides, strict=True)):
                         partner = None if beside is None else beside[role][side]
-                        if partner is not None and not same_examples(part, partner):
-                            partner = None
-                        if other is not None and (partner is None or not moment.paired):
+                        if partner is None or not same_examples(part, partner):
                             moment.part()
-                            partner = None
-                        moment.add(part, partner)
+                        moment.add(part, partner if moment.paired else None)
                 if whole is None:
                     continue
                 for role, counts in site.kind.weights(site.module, whole).items():

@@ -77,8 +77,8 @@ class Moment:
         self.kernel = kernel
         self.lookup = lookup
         self.centred = centred
-        self.count = self.other_count = 0
-        self.paired = True  # the rows of both models were always of the same examples
+        self.count = 0
+        self.paired = cross  # the rows of both models were always of the same examples
         self.largest = 0.0  # of all numbers that were added
         self.scale = 1.0  # by which rows are multiplied: all below is of scaled rows
         self.total = torch.zeros(columns, dtype=torch.float64)
@@ -100,9 +100,8 @@ class Moment:
             self.moments = (torch.zeros(columns, dtype=torch.float64),)
 
     def add(self, rows: Tensor, other: Tensor | None = None) -> None:
-        """Add rows (n, D), or indices (n,); ``other`` are the same rows in another model. Where
-        they are not as many, as an expert's may be that is routed to by what changed, nothing is
-        told of them pair by pair from then on.
+        """Add rows (n, D), or indices (n,); ``other`` are the same rows in another model, until
+        ``part`` says that there are none any more.
 
         Raises:
             DataError: numbers that are not finite.
@@ -112,12 +111,10 @@ class Moment:
             self.moments[0].add_(torch.bincount(rows, minlength=self.columns))
             self.count += len(rows)
             return
-        if other is not None and len(other) != len(rows):
-            self.paired, self.samples = False, []
         if not len(rows):
             return
         rows = self._taken(rows)
-        other = self._taken(other) if other is not None and len(other) else None
+        other = None if other is None else self._taken(other)
         self._rescale()
         rows = rows * self.scale
         if self.centred and not self.count:
@@ -140,13 +137,12 @@ class Moment:
 
     def _beside(self, rows: Tensor, near: Tensor, other: Tensor) -> None:
         """Add what tells of both models' rows."""
-        if self.paired and sum(len(ours) for ours, _ in self.samples) < SAMPLE:
+        if sum(len(ours) for ours, _ in self.samples) < SAMPLE:
             self.samples.append((rows[:EACH].clone(), other[:EACH].clone()))
-        if self.centred and not self.other_count:
+        if self.centred and not self.count:
             self.other_start = other.mean(0, dtype=torch.float64).float()
         self.other_total += other.sum(0, dtype=torch.float64)
-        self.other_count += len(other)
-        if self.cross is not None and self.paired:
+        if self.cross is not None:
             self.cross.addmm_((other - self.other_start).t(), near)
 
     def _taken(self, rows: Tensor) -> Tensor:
@@ -180,7 +176,7 @@ class Moment:
 
     def part(self) -> None:
         """Give up comparing with the other model: its rows are not of the same examples."""
-        self.paired, self.cross, self.other_count = False, None, 0
+        self.paired, self.cross = False, None
         self.samples.clear()
 
     def weigh(self, counts: Tensor) -> None:
@@ -204,9 +200,8 @@ class Moment:
     @property
     def other_mean(self) -> Tensor:
         """Mean row of the other model (D), float64; this model's where they cannot be compared."""
-        if not self.other_count:
-            return self.mean
-        return self.other_total / max(1, self.other_count) / self.scale
+        total = self.other_total if self.paired else self.total
+        return total / max(1, self.count) / self.scale
 
     def metric(self) -> Metric:
         """Return the metric that these moments make."""
@@ -270,7 +265,7 @@ class Moment:
     def across(self) -> Tensor | None:
         """Return the moment (D, D) of the other model's rows with these, both scaled as the metric
         is; None if not gathered."""
-        if self.cross is None or not self.paired:
+        if self.cross is None:
             return None
         both = self.cross.double() / max(1, self.count)
         if self.centred:
