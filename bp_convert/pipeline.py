@@ -266,7 +266,7 @@ def prune(
         PlanError: the model's widths cannot be followed, or the size is out of reach.
     """
     check_ready(model)
-    specs = [TensorSpec.parse(one) if isinstance(one, str) else one for one in inputs]
+    specs = [TensorSpec.parse(one) for one in inputs]
     done, plan = pruned(model, params, inputs=specs, init=init, seed=seed)
     if init == "warm":
         lost = tuple(f"{name} starts from noise: {why}" for name, why in done.random.items())
@@ -318,9 +318,7 @@ def _settings(
         )
     given = dict((settings or Settings()).model_dump(by_alias=True), **asked)
     if inputs is not None:
-        given["inputs"] = [
-            one if isinstance(one, TensorSpec) else TensorSpec.parse(one) for one in inputs
-        ]
+        given["inputs"] = [TensorSpec.parse(one) for one in inputs]
     return validated(Settings, given, "setting", error=PlanError, beside=KEYWORDS)
 
 

@@ -50,17 +50,9 @@ class Tap:
 
         return hook
 
-    @torch.no_grad()
     def run(self, batch: Batch, number: int = 0) -> dict[str, list[Any]]:
-        """Run the model on a batch in eval mode; return the inputs by layer.
-
-        Args:
-            number: of the batch; what a forward draws hangs on it alone, so that two models draw
-                the same on the same batch.
-
-        Raises:
-            DataError: the model does not run on this data.
-        """
+        """Run the model on a batch in eval mode, as ``run_quietly`` does; return the inputs by
+        layer."""
         self.seen = {}
         run_quietly(self.model, batch, number)
         return self.seen
@@ -81,7 +73,7 @@ def run_quietly(model: nn.Module, batch: Batch, number: int = 0) -> Any:
     """Run a model on a batch; None where a tap ended the pass.
 
     Args:
-        number: of the batch, from which random numbers start.
+        number: of the batch, from which random numbers start, so that two models draw the same.
 
     Raises:
         DataError: the model does not run on this data.

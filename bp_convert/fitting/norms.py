@@ -28,7 +28,7 @@ class Norms:
     """
 
     def __init__(self, source: nn.Module, converted: nn.Module) -> None:
-        self.pairs = {
+        self.pairs: dict[str, tuple[Any, Any]] = {
             name: (module, converted.get_submodule(name))
             for name, module in source.named_modules()
             if isinstance(module, BatchNormBase) and module.running_mean is not None
@@ -65,12 +65,6 @@ class Norms:
 
     def _settle(self, name: str) -> None:
         source, converted = self.pairs[name]
-        assert isinstance(source, BatchNormBase)
-        assert isinstance(converted, BatchNormBase)
-        assert source.running_mean is not None
-        assert source.running_var is not None
-        assert converted.running_mean is not None
-        assert converted.running_var is not None
         (old_mean, old_variance), (mean, variance) = (one.moments() for one in self.sums[name])
         tiny = 1e-12 + 1e-6 * old_variance
         factor = ((variance + tiny) / (old_variance + tiny)).clamp(LEAST, MOST)
@@ -111,6 +105,5 @@ def settle_norms(source: nn.Module, converted: nn.Module, batches: Batches) -> N
             run_quietly(before, batch, number)
             run_quietly(after, batch, number)
     for name, (_, settled) in norms.pairs.items():
-        kept = dict(converted.get_submodule(name).named_buffers())
         for key in ("running_mean", "running_var"):
-            kept[key].copy_(settled.get_buffer(key))
+            converted.get_submodule(name).get_buffer(key).copy_(settled.get_buffer(key))

@@ -162,9 +162,7 @@ def settings_for(settings: Training | None, asked: dict[str, Any]) -> Training:
 def _inputs(model: nn.Module, inputs: Sequence[TensorSpec | str] | None) -> tuple[TensorSpec, ...]:
     """Return what a model takes: as described, or as its plan says."""
     if inputs is not None:
-        return tuple(
-            one if isinstance(one, TensorSpec) else TensorSpec.parse(one) for one in inputs
-        )
+        return tuple(map(TensorSpec.parse, inputs))
     return plan_of(model).inputs if is_marked(model) else ()
 
 

@@ -36,16 +36,18 @@ class TensorSpec(Worded):
     high: Annotated[int, Field(ge=1)] | None = None
 
     @classmethod
-    def parse(cls, text: str) -> TensorSpec:
+    def parse(cls, text: str | TensorSpec) -> TensorSpec:
         """Read ``3x224x224``, ``int64:1x16``, ``tokens=int64:1x16<99`` or ``n=int64:1>=1<9``.
 
         Without a name or a dtype the text is the shape of one float32 example, and an axis of 1
         in front of three others is taken for the batch. With a name or a dtype the first axis is
-        the batch.
+        the batch. What is read already is returned as it is.
 
         Raises:
             PlanError: the text does not have that form.
         """
+        if isinstance(text, TensorSpec):
+            return text
         found = _TEXT.match(text.strip())
         if found is None or (found["dtype"] or "float32") not in _DTYPES:
             raise PlanError(
