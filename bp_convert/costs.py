@@ -88,7 +88,8 @@ def _wait(device: torch.device) -> None:
 
 def _peak(one: partial[Any], device: torch.device) -> int | None:
     """Return the bytes of the model's weights and of what one pass holds at most besides."""
-    weights = count_bytes(one.func).after
+    model: Any = one.func
+    weights = count_bytes(model).after
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)

@@ -50,7 +50,7 @@ def write_pair(
     }
     text = json.dumps(sidecar, indent=1) + "\n"
     stamp = _digest(sidecar)
-    writes = [
+    writes: list[tuple[Path, Write]] = [
         (path, weights_writer(kept, {"format": "pt", STAMP: stamp})),
         (plan_path(path), partial(Path.write_text, data=text, encoding="utf-8")),
     ]

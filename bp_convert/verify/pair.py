@@ -135,7 +135,8 @@ def in_dtype(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
 
 
 def _widened(plan: Plan) -> bool:
-    return any(one.before != one.after for one in (*plan.layers, *plan.resizes))
+    layers = any(one.before != one.after for one in plan.layers)
+    return layers or any(one.before != one.after for one in plan.resizes)
 
 
 def _copy(old: Tensor, new: Tensor | None) -> bool:
