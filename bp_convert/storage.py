@@ -48,7 +48,7 @@ def save(
     check: bool = True,
     prove: Prove | None = None,
 ) -> list[Path]:
-    """Write a converted model to a ``.pt`` file, or a ``.safetensors`` file beside its plan.
+    """Write a converted model to ``NAME.pt``, or to ``NAME.safetensors`` beside ``NAME.plan.json``.
 
     Args:
         arch: how to make the source model again; then the file holds weights and plan only.

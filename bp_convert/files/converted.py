@@ -78,21 +78,12 @@ def save_converted(
     trust: Sequence[str] = (),
     prove: Prove | None = None,
 ) -> list[Path]:
-    """Write a converted model whole or not at all.
+    """Write a converted model whole or not at all; the other arguments are ``storage.save``'s.
 
     Args:
-        path: ``NAME.pt``, or ``NAME.safetensors`` to have ``NAME.plan.json`` written beside it.
-        arch: how to make the source model; then a ``.pt`` file holds no class of the user.
-        force: replace existing files.
-        trust: packages and Python files that will be trusted when the file is loaded.
+        plan_json: the plan.
+        settings_json: the settings that it was made from.
         prove: called with the files before they take their names; what it raises stops that.
-
-    Returns:
-        The files written.
-
-    Raises:
-        CheckpointError: the model could not be read back, or the file exists or cannot be
-            written.
     """
     path = Path(path)
     check_output(path, force=force, suffixes=OUTPUT_SUFFIXES)

@@ -11,6 +11,7 @@ import io
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -24,7 +25,7 @@ from bp_convert.files.entries import whole_state
 from bp_convert.files.unpickle import listed, revive
 from bp_convert.graph.clone import all_weights
 from bp_convert.pickles import pickler
-from bp_convert.pickles.meaning import Unreadable, meanings
+from bp_convert.pickles.meaning import PLAIN_FILE, Unreadable, meanings
 from bp_convert.torch_private import address_of, names_beyond_tensors
 
 _COMPILED = "_orig_mod."  # what torch.compile puts before names; files hold what was compiled
@@ -33,10 +34,7 @@ _VALUES = (
     *(bool, int, float, complex, str, bytes, type(None)),
     *(torch.dtype, torch.device, torch.Size, torch.layout),
 )
-ANOTHER_WAY = (
-    "give --arch (arch= in Python), or write NAME.safetensors, so that weights and plan alone are "
-    "written; the latter is loaded with bp_convert.load(path, model=YourModel)"
-)
+ANOTHER_WAY = f"{PLAIN_FILE}; the latter is loaded with bp_convert.load(path, model=YourModel)"
 
 
 def check_writable(
@@ -149,7 +147,14 @@ def check_whole(model: nn.Module, trust: Sequence[str] = ()) -> tuple[str, ...]:
     Raises:
         CheckpointError: as ``check_writable``.
     """
-    _check_kinds(model)
+    for name, module in model.named_modules():
+        if isinstance(module, GraphModule | ScriptModule):
+            what = "traced" if isinstance(module, GraphModule) else "scripted"
+            raise _lost(
+                f"{name or 'the model'} ({type(module).__name__})",
+                f"a {what} module, which pickles as program text; that would run when it is read",
+                f"{ANOTHER_WAY}; or convert the model that it was made from",
+            )
     try:
         revived, needed = _revived(model, trust)
     except Unreadable as problem:
@@ -157,7 +162,19 @@ def check_whole(model: nn.Module, trust: Sequence[str] = ()) -> tuple[str, ...]:
         raise _lost(
             f"{place} of {type(model).__name__}", f"{what} {problem}", problem.fix
         ) from None
-    _check_same(model, revived)
+    try:
+        back = _forms(revived)
+    except Exception as problem:
+        found = f"comes back incomplete from a pickle: {_said(problem)}"
+        raise _lost(_broken(model, revived), found, ANOTHER_WAY) from None
+    own = _forms(model)
+    if back != own:  # some classes' own way of pickling loses a part
+        lost = [name for name in own if back.get(name) != own[name]] or [*back.keys() - own.keys()]
+        raise _lost(
+            lost[0].rpartition(".")[0] or "the model",
+            f"state that does not come back from a pickle: {listed(lost)}",
+            ANOTHER_WAY,
+        )
     return needed
 
 
@@ -180,17 +197,6 @@ def _check_values(model: nn.Module) -> None:
             allowed="weights that have values",
             fix=fix,
         )
-
-
-def _check_kinds(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, GraphModule | ScriptModule):
-            what = "traced" if isinstance(module, GraphModule) else "scripted"
-            raise _lost(
-                f"{name or 'the model'} ({type(module).__name__})",
-                f"a {what} module, which pickles as program text; that would run when it is read",
-                f"{ANOTHER_WAY}; or convert the model that it was made from",
-            )
 
 
 class _Structure(pickler.Pickler):
@@ -264,24 +270,6 @@ def _comes_back(thing: object, trust: Sequence[str]) -> bool:
     return True
 
 
-def _check_same(model: nn.Module, revived: object) -> None:
-    """Refuse a model whose pickle loses a part of its state, as some classes' own do."""
-    try:
-        assert isinstance(revived, nn.Module)
-        back = _forms(revived)
-    except Exception as problem:
-        found = f"comes back incomplete from a pickle: {_said(problem)}"
-        raise _lost(_broken(model, revived), found, ANOTHER_WAY) from None
-    own = _forms(model)
-    if back != own:
-        lost = [name for name in own if back.get(name) != own[name]] or [*back.keys() - own.keys()]
-        raise _lost(
-            lost[0].rpartition(".")[0] or "the model",
-            f"state that does not come back from a pickle: {listed(lost)}",
-            ANOTHER_WAY,
-        )
-
-
 def _broken(model: nn.Module, revived: object) -> str:
     """Name the first module that comes back without one of its attributes."""
     for name, module in model.named_modules():
@@ -295,7 +283,7 @@ def _broken(model: nn.Module, revived: object) -> str:
     return "the model"
 
 
-def _forms(model: nn.Module) -> dict[str, object]:
+def _forms(model: Any) -> dict[str, object]:
     return {
         plain_name(name): (tuple(one.shape), one.dtype, one.layout)
         if isinstance(one, Tensor)

@@ -13,9 +13,9 @@ from bp_convert.pickles.admit import admit, is_weapon
 from bp_convert.pickles.user_code import MAIN, counts, covers, is_private
 
 MOVE = "move it to the top level of a module that can be imported"
-_OTHERWISE = (
-    "or give --arch (arch= in Python), or write NAME.safetensors, so that weights and plan alone "
-    "are written"
+PLAIN_FILE = (
+    "give --arch (arch= in Python), or write NAME.safetensors, so that weights and plan alone are "
+    "written"
 )
 
 
@@ -24,7 +24,7 @@ class Unreadable(Exception):  # noqa: N818 - a finding, which becomes an error w
 
     def __init__(self, found: str, fix: str = MOVE) -> None:
         super().__init__(found)
-        self.fix = f"{fix}; {_OTHERWISE}"
+        self.fix = f"{fix}; or {PLAIN_FILE}"
 
 
 def meanings(

@@ -24,10 +24,6 @@ class VariableFunctions:
     """Stands for torch._C._VariableFunctionsClass, whose functions of tensors are wanted."""
 
 
-def _nothing(kind: type) -> bool:
-    return False
-
-
 class Reach:
     """Gives out attributes of what a file may name.
 
@@ -39,7 +35,7 @@ class Reach:
 
     def __init__(
         self,
-        trusts: Callable[[type], bool] = _nothing,
+        trusts: Callable[[type], bool] = lambda kind: False,
         reached: list[tuple[Any, str]] | None = None,
     ) -> None:
         self.trusts = trusts

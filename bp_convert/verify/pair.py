@@ -86,17 +86,14 @@ class Pair:
 
     def is_sensitive(self, way: Way, size: float) -> bool:
         """Return whether weights that differ by rounding change the outputs about as much."""
+        moved = clone(self.plain, apart=True)
+        with torch.no_grad(), same_draws(1, moved):
+            for parameter in moved.parameters():
+                if parameter.is_floating_point():
+                    step = NUDGE * torch.finfo(parameter.dtype).eps
+                    parameter.mul_(1 + step * torch.randn_like(parameter))
         try:
-            before = way.call(self.plain)
-            with torch.no_grad(), same_draws(1, self.plain):
-                kept = [p.clone() for p in self.plain.parameters()]
-                for parameter in self.plain.parameters():
-                    if parameter.is_floating_point():
-                        step = NUDGE * torch.finfo(parameter.dtype).eps
-                        parameter.mul_(1 + step * torch.randn_like(parameter))
-                found = difference(before, way.call(self.plain))
-                for parameter, value in zip(self.plain.parameters(), kept, strict=True):
-                    parameter.copy_(value)
+            found = difference(way.call(self.plain), way.call(moved))
         except TraceError:
             return False
         return bool(found.form) or 10 * found.size >= size

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bp_convert.graph.running import Args, Kwargs, fast_path, in_mode, run, same_draws
 from bp_convert.graph.tree import map_tensors, tensors_in
@@ -59,19 +59,10 @@ def masked(model: nn.Module, args: Args, kwargs: Kwargs) -> Iterator[tuple[Args,
     for name in (*_KEEPS, *_PADS):
         if name not in parameters or name in taken:
             continue
-        for mask in _masks(sequence, keeps=name in _KEEPS):
+        rows, steps = sequence.shape[:2]
+        counts = torch.ones(rows, steps, dtype=torch.bool, device=sequence.device)
+        counts[0, steps - max(1, steps // 4) :] = False
+        keeps = (counts.long(), counts, counts.to(torch.get_default_dtype()))
+        for mask in keeps if name in _KEEPS else (~counts, counts):
             yield args, {**kwargs, name: mask}
         return
-
-
-def _masks(sequence: Tensor, *, keeps: bool) -> Iterator[Tensor]:
-    rows, steps = sequence.shape[:2]
-    counts = torch.ones(rows, steps, dtype=torch.bool, device=sequence.device)
-    counts[0, steps - max(1, steps // 4) :] = False
-    if keeps:
-        yield counts.long()
-        yield counts
-        yield counts.to(torch.get_default_dtype())
-    else:
-        yield ~counts
-        yield counts
