@@ -27,11 +27,10 @@ PATIENCE = 5.0  # seconds that a worker has to end
 
 @dataclass
 class _Hand:
-    """A worker process and its end of the pipes."""
+    """A worker process and its end of the pipe."""
 
     process: SpawnProcess
     tasks: Connection
-    life: Connection  # closed when this process ends: then the worker ends too
     task: Task | None = None
 
 
@@ -89,18 +88,16 @@ class Local:
         log = self.results.work / f"worker-{number}.log"
         threads = max(1, _cores() // min(self.jobs, max(1, left)))
         mine, theirs = self.context.Pipe()
-        watched, life = self.context.Pipe(duplex=False)
         process = self.context.Process(
             target=work,
-            args=(theirs, watched, str(self.results.folder), str(log), threads),
+            args=(theirs, str(self.results.folder), str(log), threads),
             name=f"bp-convert-{number}",
             daemon=False,  # training may have loader processes of its own
         )
         with _script_left_alone():
             process.start()
         theirs.close()
-        watched.close()
-        hand = _Hand(process, mine, life)
+        hand = _Hand(process, mine)
         self.hands.append(hand)
         return hand
 
@@ -141,30 +138,24 @@ class Local:
         with self.results.drafted(task.job.name) as draft:
             write_text(draft / LOG, f"{log}{outcome.problem}\n")
             self.results.land(draft, outcome)
-        self._let_go(hand)
-        return outcome
-
-    def _let_go(self, hand: _Hand) -> None:
         self.hands.remove(hand)
         hand.tasks.close()
-        hand.life.close()
+        return outcome
 
     def _stop(self) -> None:
-        """End all workers: idle ones by asking, busy ones by closing what keeps them alive."""
+        """End all workers: idle ones by asking."""
         for hand in self.hands:
             with contextlib.suppress(OSError):
                 if hand.task is None:
                     hand.tasks.send(None)
                 else:
-                    hand.life.close()
+                    hand.process.kill()
         for hand in self.hands:
             hand.process.join(PATIENCE)
             if hand.process.is_alive():
                 hand.process.kill()
                 hand.process.join()
-            for pipe in (hand.tasks, hand.life):
-                with contextlib.suppress(OSError):
-                    pipe.close()
+            hand.tasks.close()
         self.hands.clear()
 
 

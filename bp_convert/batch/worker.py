@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import multiprocessing
 import os
 import signal
 import threading
@@ -13,18 +13,17 @@ from pathlib import Path
 OFTEN = 0.2  # seconds between two reports of progress
 
 
-def work(tasks: Connection, life: Connection, folder: str, log: str, threads: int) -> None:
+def work(tasks: Connection, folder: str, log: str, threads: int) -> None:
     """Run jobs as they come.
 
     Args:
         tasks: brings Tasks, None to stop; takes what becomes of them.
-        life: whose other end the parent holds, and nobody else.
         folder: of results.
         log: a file for whatever libraries print past Python.
         threads: for torch.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and decides
-    threading.Thread(target=_die_with, args=(life,), daemon=True).start()
+    threading.Thread(target=_die_with_parent, daemon=True).start()
     with open(log, "ab", buffering=0) as opened:  # noqa: PTH123 - a file descriptor is meant
         os.dup2(opened.fileno(), 1)
         os.dup2(opened.fileno(), 2)
@@ -56,8 +55,9 @@ class _Teller:
             self.pipe.send(("progress", words, done, total))
 
 
-def _die_with(life: Connection) -> None:
-    """End this process when the other end of ``life`` is closed, however that came about."""
-    with contextlib.suppress(EOFError, OSError):
-        life.recv()
+def _die_with_parent() -> None:
+    """End this process when its parent has ended, however that came about."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
     os._exit(1)

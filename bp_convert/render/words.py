@@ -49,16 +49,12 @@ def totals(report: Report) -> list[tuple[str, str, str, str]]:
 
 def kept(report: Report) -> list[tuple[int, str, str]]:
     """Return (count, reason, an example) of the layers that stay dense, commonest first."""
-    stay = [layer for layer in report.layers if layer.action != "replaced"]
-    counts = Counter(_plain(layer.reason) for layer in stay)
-    return [
-        (
-            count,
-            reason,
-            next(layer.name for layer in stay if _plain(layer.reason) == reason),
-        )
-        for reason, count in counts.most_common()
-    ]
+    found: dict[str, list[str]] = {}
+    for layer in report.layers:
+        if layer.action != "replaced":
+            found.setdefault(_plain(layer.reason), []).append(layer.name)
+    groups = sorted(found.items(), key=lambda one: -len(one[1]))
+    return [(len(names), reason, names[0]) for reason, names in groups]
 
 
 def others(report: Report, *, every: bool = False) -> list[str]:
