@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count
 
 import pytest
 import torch
@@ -12,20 +11,25 @@ import torch
 @pytest.fixture(autouse=True)
 def _same_start() -> Iterator[None]:
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
-    torch.manual_seed(0)
+    # What torch.manual_seed does besides takes longer than most tests: it notes, with the stack,
+    # a seed for each kind of device that is not yet in use.
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(0)
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
     torch.set_default_dtype(dtype)
 
 
-NUMBERS = count()
-
-
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep every test from the user's cache and from each other's."""
-    folder = tmp_path_factory.getbasetemp() / "caches" / str(next(NUMBERS))
+def _own_cache(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Keep the tests of a file from the user's cache and from other files'."""
+    folder = tmp_path_factory.getbasetemp() / "caches" / request.module.__name__
     monkeypatch.setenv("BP_CONVERT_CACHE", str(folder))
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import bp_convert
 from bp_convert.errors import BpConvertError, CheckpointError
@@ -23,10 +22,11 @@ from bp_convert.files.read_model import load_model
 from bp_convert.files.state import weights_alone
 from bp_convert.files.unpickle import revive
 from bp_convert.pickles.admit import admit
-from bp_convert.pickles.harmless import HARMLESS
+from bp_convert.pickles.harmless import HARMLESS, OF_TORCHVISION
+from tests.attacks.crafted import small
 from tests.files.crafted import call, text, torch_file, whole
 
-ARCH = "torchvision:squeezenet1_1"
+ARCH = f"{Path(__file__).with_name('crafted.py')}:small"
 FORMS = ("whole.pt", "state.pt", "pair.safetensors", "model.pt", "weights.pt", "old.pt")
 READERS: tuple[Callable[[Path], object], ...] = (
     load_model,
@@ -36,10 +36,6 @@ READERS: tuple[Callable[[Path], object], ...] = (
     is_converted,
     weights_alone,
 )
-
-
-def small() -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Conv1d(4, 2, 1))
 
 
 def write(folder: Path, form: str) -> Path:
@@ -223,7 +219,7 @@ OWN = (
 )
 
 
-@pytest.mark.parametrize("name", [*HARMLESS, *OWN])
+@pytest.mark.parametrize("name", [*HARMLESS, *OF_TORCHVISION, *OWN])
 def test_admitted_names_on_odd_arguments(name: str, tmp_path: Path) -> None:
     """Each is called, and its result given a state, as no honest file would: it fails, or works."""
     home, _, attribute = name.rpartition(".")
