@@ -83,8 +83,8 @@ def measured(version: str, folder: Path, tests: list[str], *, keep: bool, worker
         report = folder / f"torch-{version}.xml"
         report.unlink(missing_ok=True)
         start = time.perf_counter()
-        call(log, python, "-m", "pytest", *tests, "-q", "-n", workers, f"--junitxml={report}",
-             "-p", "no:cacheprovider", "-o", "junit_family=xunit1")  # fmt: skip
+        call(log, python, "-m", "pytest", *tests, "-q", "-n", workers, "-m", "not slow",
+             f"--junitxml={report}", "-p", "no:cacheprovider", "-o", "junit_family=xunit1")  # fmt: skip
         seconds = round(time.perf_counter() - start)
         vision = printed(python, "-c", "import torchvision; print(torchvision.__version__)")
         if not report.exists():

@@ -130,6 +130,7 @@ def test_a_process_that_dies_is_no_verdict(nets: Any) -> None:
     assert Path("out.pt").is_file()
 
 
+@pytest.mark.slow
 def test_a_helper_serves_many_files_and_ends_with_the_process(tmp_path: Path) -> None:
     code = f"""
 import os
@@ -169,6 +170,7 @@ def test_one_that_takes_too_long_is_no_verdict(tmp_path: Path) -> None:
     assert "longer than 0.001 seconds" in proof.notes[0]
 
 
+@pytest.mark.slow
 def test_dense_and_trained_models_are_proven(
     nets: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -240,6 +242,7 @@ def test_files_have_the_permissions_of_any_file(tmp_path: Path) -> None:
     assert (tmp_path / "b.safetensors").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_reading_back_needs_no_second_copy_of_a_large_model(tmp_path: Path) -> None:
     """The weights are looked at where they lie in the file."""
     code = f"""

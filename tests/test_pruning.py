@@ -47,6 +47,7 @@ def _half_dead(model: Residual) -> list[int]:
     return [1, 3, 5, 7]
 
 
+@pytest.mark.slow
 def test_pruning_what_is_silent_changes_nothing() -> None:
     model = Residual().eval()
     living = _half_dead(model)
@@ -67,6 +68,7 @@ def test_pruning_what_is_silent_changes_nothing() -> None:
     assert not torch.allclose(pruned.model(x), other(x), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "params"), [("svgg", 88_726), ("squeezenet", 60_000)])
 def test_a_size_is_kept_and_nearly_used(name: str, params: int) -> None:
     model = build(name)

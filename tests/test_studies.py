@@ -114,6 +114,7 @@ def test_a_sweep_does_not_score_on_what_it_was_fitted_to() -> None:
         sweep(model(), ["params=0.6"], calibrate=x, evaluate=x)
 
 
+@pytest.mark.slow
 def test_a_sweep_scores_what_it_keeps(tmp_path: Path) -> None:
     net, both = model(), data(160)
     x, other = both[:120], both[120:]

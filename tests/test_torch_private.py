@@ -180,6 +180,7 @@ def test_what_a_module_holds_is_read_and_exchanged() -> None:
     assert not private.has_one_width(nn.MultiheadAttention(4, 2, kdim=3))
 
 
+@pytest.mark.slow
 def test_compiled_modules_are_known_and_undone() -> None:
     layer = nn.Linear(2, 2)
     compiled: Any = torch.compile(layer)

@@ -60,6 +60,7 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("request_", [{"rank": 2}, {"alpha": 2}], ids=str)
 def test_an_edited_plan_is_refused_or_carried_out(request_: dict[str, Any], tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -118,6 +118,7 @@ jobs:
 """
 
 
+@pytest.mark.slow
 def test_failing_jobs_harm_no_others(tmp_path: Path) -> None:
     write(tmp_path, FAILING)
     done = finished(tmp_path, "run", "study.yaml", "-o", "out", "--jobs", 2, "--keep-going")
@@ -160,6 +161,7 @@ def test_without_keep_going_nothing_starts_after_a_failure(tmp_path: Path) -> No
     assert "--resume" in refused.stdout
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_cleanly(tmp_path: Path) -> None:
     slow = "import time\n" + "def slow():\n    time.sleep(60)\n"
     write(

@@ -42,6 +42,7 @@ def data(folder: Path) -> None:
         np.savez(folder / f"{name}.npz", inputs=inputs, labels=(inputs @ mixed).argmax(1))
 
 
+@pytest.mark.slow
 def test_the_full_model_is_trained_once_and_all_jobs_start_from_it(tmp_path: Path) -> None:
     write(tmp_path, TEXT)
     data(tmp_path)
@@ -123,6 +124,7 @@ def test_training_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> 
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
+@pytest.mark.slow
 def test_a_job_s_own_recipe_gives_the_same_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +160,7 @@ jobs:
 """
 
 
+@pytest.mark.slow
 def test_a_job_s_report_tells_its_training_and_its_scores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

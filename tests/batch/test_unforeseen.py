@@ -93,6 +93,7 @@ print([one.state for one in done.jobs])
 """
 
 
+@pytest.mark.slow
 def test_a_script_that_guards_nothing_runs_a_recipe(tmp_path: Path) -> None:
     write(tmp_path, TEXT)
     (tmp_path / "script.py").write_text(SCRIPT)

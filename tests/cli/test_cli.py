@@ -284,6 +284,7 @@ def test_dtype_of_the_result(mlp: Path) -> None:
     assert next(bp_convert.load("half.pt").parameters()).dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_weights_with_an_architecture_and_safetensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,6 +431,7 @@ def test_a_shell_completes_commands_options_and_values(words: list[str], found: 
     assert done.stdout.split() == found
 
 
+@pytest.mark.slow
 def test_the_module_is_the_command(mlp: Path) -> None:
     command = [
         sys.executable,
@@ -445,6 +447,7 @@ def test_the_module_is_the_command(mlp: Path) -> None:
     assert json.loads(done.stdout)["plan"]["layers"][0]["action"] == "replaced"
 
 
+@pytest.mark.slow
 def test_inspect_of_weights_alone_and_of_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,6 +176,7 @@ def test_two_reports_of_one_second_are_two_files(mlp: Path) -> None:
     assert None not in names
 
 
+@pytest.mark.slow
 def test_the_whole_way_is_shown_when_asked(mlp: Path) -> None:
     (mlp.parent / "broken.py").write_text(
         "import bp_convert.pipeline as p\n"

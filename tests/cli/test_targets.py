@@ -376,6 +376,7 @@ def bert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_text_is_cut_by_the_model_s_own_tokenizer(bert: Path) -> None:
     words = ("--target", "params=0.7", "--calibrate", "lines.txt", "--examples", 16)
     done = ok(

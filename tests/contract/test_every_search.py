@@ -95,6 +95,7 @@ def test_every_choice_placed_at_full_rank_reproduces_the_layer(case: Case) -> No
             assert_near(output(_placed(case, dense, {**full, role: whole}), x), expected)
 
 
+@pytest.mark.slow
 @EVERY
 def test_a_placed_twin_is_the_dense_layer_of_its_natural_weights(case: Case) -> None:
     """Few terms, each matrix with its own: a matrix placed for another would show."""

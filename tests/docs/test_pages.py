@@ -20,9 +20,8 @@ from bp_convert.cli.app import app
 from bp_convert.cli.reading import settings_from
 from tests.docs.pages import PAGES, ROOT, SCRIPT, blocks
 
-# The README runs with every `make test`, the other pages in .ci/run.
 RUN = [
-    pytest.param(page, id=page.name, marks=() if page.name == "README.md" else pytest.mark.slow)
+    pytest.param(page, id=page.name)
     for page in PAGES
     if any(one.language in ("console", "python") and not one.why for one in blocks(page))
 ]
@@ -71,6 +70,7 @@ def run(command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", RUN)
 def test_the_page_runs_from_top_to_bottom(page: Path, folder: Path) -> None:
     scope: dict[str, Any] = {}

@@ -85,6 +85,7 @@ def test_if_one_file_fails_none_is_written(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["first"]
 
 
+@pytest.mark.slow
 def test_a_full_disk(tmp_path: Path) -> None:
     """A file size limit stands for the full disk; torch's own writer must survive it."""
     code = f"""

@@ -163,6 +163,7 @@ def test_a_foreign_class_is_named_with_its_remedy(tmp_path: Path) -> None:
     assert isinstance(load_model(tmp_path / "m.pt", trust=["tests"]).model, Other)
 
 
+@pytest.mark.slow
 def test_a_class_of_main_needs_its_script(tmp_path: Path, net_file: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

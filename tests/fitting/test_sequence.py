@@ -76,6 +76,7 @@ def _fitted(model: nn.Module, plan: Plan, x: Tensor) -> tuple[nn.Module, dict[st
     return done, errors
 
 
+@pytest.mark.slow
 @EVERY
 @pytest.mark.parametrize("share", [0.5, 0.3])
 def test_the_error_on_data_not_seen_is_less(name: str, share: float) -> None:

@@ -168,6 +168,7 @@ def _widened(
     return plan, maps, apply_plan(model, plan, maps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [2, 3])
 @pytest.mark.parametrize(("make", "inputs"), CASES, ids=lambda x: getattr(x, "__name__", ""))
 def test_the_widened_model_computes_the_same(
@@ -190,6 +191,7 @@ def test_a_fractional_alpha_keeps_a_chain() -> None:
     assert_near(done.model(x), model(x), torch.float32)
 
 
+@pytest.mark.slow
 def test_an_lstm_keeps_its_states() -> None:
     class Tagger(nn.Module):
         def __init__(self) -> None:

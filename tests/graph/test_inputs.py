@@ -52,6 +52,7 @@ def test_steps_are_added_where_the_model_wants_them() -> None:
     assert str(found[0][0]) == "8x6"
 
 
+@pytest.mark.slow
 def test_torchvision_models_take_their_usual_size() -> None:
     with torch.device("meta"):
         model = torchvision.models.mobilenet_v2(weights=None)

@@ -106,6 +106,7 @@ def test_large_interleaved_views_take_no_time() -> None:
     assert time.perf_counter() - start < 2
 
 
+@pytest.mark.slow
 def test_a_flat_buffer_of_many_layers_takes_no_time() -> None:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3000)))
     vector_to_parameters(

@@ -159,6 +159,7 @@ def test_reasons_name_the_cause(name: str, layer: str, words: str) -> None:
     assert words in reason
 
 
+@pytest.mark.slow
 def test_reasons_hold_no_symbols() -> None:
     for name in TINY:
         for target in widened(name, 2).targets.values():
@@ -167,6 +168,7 @@ def test_reasons_hold_no_symbols() -> None:
             )
 
 
+@pytest.mark.slow
 def test_a_layer_is_widened_or_has_a_reason() -> None:
     for name in TINY:
         for target in widened(name, 2).targets.values():
@@ -215,6 +217,7 @@ def test_axes_follow_what_they_are_made_of() -> None:
     assert found["joined.weight"][1] == found["left.weight"][0] + found["right.weight"][0]
 
 
+@pytest.mark.slow
 def test_followers_and_positional_parameters_are_resized() -> None:
     found = {one.name: (one.before, one.after) for one in widened("residual", 3).resizes}
     for name in ("weight", "bias", "running_mean", "running_var"):

@@ -61,6 +61,7 @@ def test_a_kind_of_one_file_is_planned_converted_and_counted(way: str) -> None:
     assert counter.get_total_flops() == 2 * plan.macs.after
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("listed")
 def test_it_is_fitted_to_data_and_turned_back() -> None:
     model, data = _net(), torch.randn(512, 24)
@@ -93,6 +94,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["whole", "plan"])
 def test_it_is_saved_and_reloaded_in_a_fresh_process(
     listed: None, tmp_path: Path, form: str

@@ -32,6 +32,7 @@ def _spectrum(kind: str) -> torch.Tensor:
     return torch.linalg.svdvals(rearrange(torch.randn(SIDE, SIDE), PAIR, PAIR)).double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["falling", "slow", "level", "few giants", "gaussian"])
 def test_the_block_method_is_within_half_a_percent_of_the_optimum(kind: str) -> None:
     values = _spectrum(kind)

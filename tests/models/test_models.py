@@ -38,6 +38,7 @@ def test_full_models_have_the_table_s_parameters(name: str) -> None:
     assert full["inc"] - sum(p.numel() for p in head.parameters()) == full["exc"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("alpha", [1, 2, 3])
 def test_the_paper_s_table_of_parameters(name: str, alpha: int) -> None:

@@ -82,6 +82,7 @@ def _searched(device: torch.device, *, by_data: bool) -> tuple[list[Unit], Alloc
     return units, choose(units, [Target.parse("params=0.4")], budget_for(model, wanted, {}, None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_data", [False, True], ids=["weights", "data"])
 def test_a_model_elsewhere_is_searched_as_one_here(by_data: bool) -> None:
     here, chosen = _searched(HERE, by_data=by_data)
@@ -206,6 +207,7 @@ def test_the_other_device_refuses_what_cuda_refuses() -> None:
         assert here.device == HERE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_data", [False, True], ids=["weights", "data"])
 def test_a_conversion_end_to_end(by_data: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # The device is played by a subclass of Tensor, for which alone layers would be kept.

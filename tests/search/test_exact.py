@@ -61,6 +61,7 @@ def test_every_small_problem_is_solved_or_has_no_choice(limits: int) -> None:
     assert without > 1 or limits == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", [1, 2, 3])
 def test_a_rounded_choice_keeps_all_limits_and_is_near_the_best(limits: int) -> None:
     found = 0
@@ -133,6 +134,7 @@ def _kept(units: Sequence[Unit], bounds: dict[str, float]) -> list[int] | None:
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", [2, 3, 4])
 def test_allocation_refuses_nothing_that_can_be_kept(limits: int) -> None:
     names = ("params", "macs", "time", "time32")[:limits]

@@ -221,6 +221,7 @@ def _bytes(plan: Plan) -> str:
     return plan.model_dump_json(by_alias=True)
 
 
+@pytest.mark.slow
 @EVERY
 @BY_DATA
 def test_plans_are_the_same_to_the_last_byte(
@@ -415,6 +416,7 @@ def _macs(model: nn.Module, width: int) -> int:
     return int(counter.get_total_flops() // 2)
 
 
+@pytest.mark.slow
 def test_multiply_adds_count_the_way_that_an_lstm_runs() -> None:
     """A small one runs on built weights and saves none, whatever its factors are."""
     torch.manual_seed(0)
@@ -433,6 +435,7 @@ def test_multiply_adds_count_the_way_that_an_lstm_runs() -> None:
     assert before == _macs(large, 320)
 
 
+@pytest.mark.slow
 def test_single_terms_take_up_what_the_grid_of_terms_leaves() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(900, 700))
@@ -448,6 +451,7 @@ def test_nothing_to_choose_from_meets_an_error_but_no_share() -> None:
         _plan(model, "params=0.5", inputs=(spec(4),))
 
 
+@pytest.mark.slow
 def test_multiply_adds_that_come_out_higher_are_made_up_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -459,6 +463,7 @@ def test_multiply_adds_that_come_out_higher_are_made_up_for(
     assert 0.28 * plan.macs.before <= plan.macs.after <= 0.3 * plan.macs.before
 
 
+@pytest.mark.slow
 def test_a_limit_that_only_whole_layers_keep_is_no_refusal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -495,6 +500,7 @@ SAVED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAVED)
 @pytest.mark.parametrize("share", [0.4, 0.6, 0.8])
 def test_a_pt_file_keeps_its_limit_to_the_byte(name: str, share: float, tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_from_a_model_through_training_conversion_and_training_again() -> None:
     done = ok("finetune", "model.pt", "--data", "data.npz", "--epochs", 6, "--lr", 0.01,
               "-o", "full.pt")  # fmt: skip
@@ -76,6 +77,7 @@ def test_from_a_model_through_training_conversion_and_training_again() -> None:
     assert not torch.equal(again[0].w1, small[0].w1)
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed() -> None:
     words = ["finetune", "model.pt", "--data", "data.npz", "--folder", "run", "-q"]
     ok(*words, "-o", "one.pt")
@@ -88,6 +90,7 @@ def test_a_run_is_resumed() -> None:
     assert all(torch.equal(one[key], two[key]) for key in one)
 
 
+@pytest.mark.slow
 def test_an_untrained_architecture_is_trained() -> None:
     points = np.random.default_rng(0).normal(size=(8, 1, 28, 28)).astype("float32")
     np.savez("images.npz", x=points, y=np.arange(8) % 10)
@@ -96,6 +99,7 @@ def test_an_untrained_architecture_is_trained() -> None:
     assert type(bp_convert.open_model("svgg.pt").model).__name__ == "SVGG"
 
 
+@pytest.mark.slow
 def test_data_that_is_calibrated_on_is_trained_on_where_no_other_is_named() -> None:
     ok("model.pt", "--rank", 2, "--convert-anyway", "--calibrate", "data.npz",
        "--finetune", "steps=40 lr=0.01", "--evaluate", "other.npz", "-o", "small.pt",
@@ -141,6 +145,7 @@ def test_faults_are_named_and_nothing_is_written(
     assert sorted(files.iterdir()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [120, 400])
 def test_one_file_for_everything_is_kept_apart(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     points = np.random.default_rng(0).normal(size=(count, 16)).astype("float32")

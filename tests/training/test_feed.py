@@ -147,6 +147,7 @@ def test_faults_in_workers_come_out_as_they_are() -> None:
         names(read(bad, 0, "3", workers=1).learnt)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["loader", "factory", "iterable"])
 def test_streams_are_learnt_and_resumed(kind: str, tmp_path: Path) -> None:
     set_ = TensorDataset(*runs.data())

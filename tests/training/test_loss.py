@@ -118,6 +118,7 @@ def test_without_labels_the_teacher_is_enough() -> None:
         bp_convert.finetune(small, points)
 
 
+@pytest.mark.slow
 def test_layers_learn_the_outputs_of_those_they_stand_for() -> None:
     torch.manual_seed(0)
     source = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(),
@@ -150,6 +151,7 @@ def test_another_teacher_s_outputs_do_not_fit() -> None:
         bp_convert.finetune(small, runs.data(), teacher=nn.Linear(16, 5))
 
 
+@pytest.mark.slow
 def test_regression_learns_floating_point_labels() -> None:
     points, _ = runs.data()
     wanted = points[:, :1] * 2
@@ -159,6 +161,7 @@ def test_regression_learns_floating_point_labels() -> None:
     assert set(report.after) == {"loss"}
 
 
+@pytest.mark.slow
 def test_the_teacher_stays_as_it_is() -> None:
     small, source = runs.converted()
     source.train()

@@ -51,6 +51,7 @@ def test_training_lowers_the_loss_and_leaves_the_model_and_the_generators() -> N
     assert len(report.curve) == report.steps == 5 * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [{}, {"precision": "bf16"}, {"recompute": True}, {"ema": 0.9}])
 def test_the_result_bears_no_trace_of_its_training(asked: dict[str, Any]) -> None:
     model = Tower()
@@ -62,12 +63,14 @@ def test_the_result_bears_no_trace_of_its_training(asked: dict[str, Any]) -> Non
         assert not two._forward_hooks
 
 
+@pytest.mark.slow
 def test_the_same_seed_is_the_same_run() -> None:
     model = runs.Digest()
     assert same(train(model)[0], train(model)[0])
     assert not same(train(seed=1)[0], train(seed=2)[0])
 
 
+@pytest.mark.slow
 def test_steps_and_fractions_of_epochs() -> None:
     assert train(epochs=None, steps=4)[1].steps == 4
     assert train(epochs=0.5, batch=10)[1].steps == 9
@@ -75,6 +78,7 @@ def test_steps_and_fractions_of_epochs() -> None:
         train(epochs=1, steps=1)
 
 
+@pytest.mark.slow
 def test_accumulated_passes_are_one_large_batch() -> None:
     large = train(batch=60, optimizer="SGD")[0]
     parts = train(batch=20, accumulate=3, optimizer="SGD")[0]
@@ -84,6 +88,7 @@ def test_accumulated_passes_are_one_large_batch() -> None:
     assert gap(uneven, train(batch=180, optimizer="SGD", epochs=1)[0]) < 1e-6
 
 
+@pytest.mark.slow
 def test_clipping_bounds_a_step() -> None:
     start = runs.plain()
     moved = gap(start, train(start, steps=1, epochs=None, optimizer="SGD", lr=1.0, clip=1e-3)[0])
@@ -91,6 +96,7 @@ def test_clipping_bounds_a_step() -> None:
     assert moved <= 1e-3 < free
 
 
+@pytest.mark.slow
 def test_bf16_computes_in_it_and_keeps_float32_weights() -> None:
     plain, half = train(lr=0.01), train(lr=0.01, precision="bf16")
     assert all(v.dtype == torch.float32 for v in weights(half[0]).values())
@@ -111,6 +117,7 @@ def test_fp16_scales_its_losses() -> None:
     assert all(bool(v.isfinite().all()) for v in weights(trained).values())
 
 
+@pytest.mark.slow
 def test_the_average_of_the_weights_is_what_is_returned() -> None:
     plain = train(lr=0.05, validation=0.0)[0]
     slow = train(lr=0.05, validation=0.0, ema=0.999)[0]
@@ -118,6 +125,7 @@ def test_the_average_of_the_weights_is_what_is_returned() -> None:
     assert gap(start, slow) < 0.05 * gap(start, plain)
 
 
+@pytest.mark.slow
 def test_the_best_weights_are_kept_even_those_before_the_first_step() -> None:
     good = train(epochs=8, lr=0.02)[0]
     points, labels = runs.data()
@@ -132,6 +140,7 @@ def test_the_best_weights_are_kept_even_those_before_the_first_step() -> None:
     assert not same(last, good)
 
 
+@pytest.mark.slow
 def test_patience_stops_early() -> None:
     good = train(epochs=8, lr=0.02)[0]
     points, labels = runs.data()
@@ -264,6 +273,7 @@ class Tower(nn.Module):
         return out
 
 
+@pytest.mark.slow
 def test_recomputing_changes_memory_and_nothing_else() -> None:
     torch.manual_seed(0)
     model = Tower()
@@ -281,6 +291,7 @@ def test_a_model_without_blocks_says_that_it_recomputes_nothing() -> None:
     assert any("recompute" in note for note in train(recompute=True)[1].notes)
 
 
+@pytest.mark.slow
 def test_compiling_trains_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[Any] = []
     compile_ = nn.Module.compile
@@ -296,6 +307,7 @@ def test_compiling_trains_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert quick._compiled_call_impl is None
 
 
+@pytest.mark.slow
 def test_memory_is_estimated_and_measured() -> None:
     model = nn.Sequential(nn.Linear(16, 512), nn.Tanh(), nn.Linear(512, 4))
     _, report = train(model, epochs=1, batch=64)
@@ -311,6 +323,7 @@ def test_memory_is_estimated_and_measured() -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_happens_is_logged_and_shown_to_tensorboard(tmp_path: Path) -> None:
     import json
 
@@ -344,6 +357,7 @@ def test_one_run_s_precision_does_not_bind_the_next() -> None:
         assert made.mixed_precision == precision
 
 
+@pytest.mark.slow
 def test_a_teacher_that_writes_on_its_own_weights_stays_as_it_is() -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:

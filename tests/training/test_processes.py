@@ -32,6 +32,7 @@ def far(one: dict[str, Any], two: dict[str, Any]) -> float:
 TOLERANCE = 1e-5
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one_of_the_same_batch(tmp_path: Path, alone: dict[str, Any]) -> None:
     together("ddp", tmp_path)
     first, second = (torch.load(tmp_path / f"ddp-{rank}.pt") for rank in (0, 1))

@@ -47,6 +47,7 @@ def cut(folder: Path, step: int, **more: Any) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [3, 6, 7, 25])
 def test_weights_and_curve_equal_the_uninterrupted_run_s(
     tmp_path: Path, whole: Any, step: int
@@ -63,12 +64,14 @@ def test_weights_and_curve_equal_the_uninterrupted_run_s(
     assert logged == list(report.curve)
 
 
+@pytest.mark.slow
 def test_workers_do_not_change_what_is_learnt(tmp_path: Path, whole: Any) -> None:
     cut(tmp_path, 7)
     model, _ = runs.long_run(tmp_path, resume=True, workers=2)
     assert same(model.state_dict(), whole[0])
 
 
+@pytest.mark.slow
 def test_another_seed_is_another_run(whole: Any) -> None:
     model, _ = runs.long_run(None, seed=4)
     assert not same(model.state_dict(), whole[0])
@@ -102,6 +105,7 @@ def newest(folder: Path) -> str:
     return max((one.name for one in folder.glob("step-*.pt")), default="")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["cut off", "one bit", "empty"])
 def test_a_damaged_newest_checkpoint_is_passed_over(
     tmp_path: Path, whole: Any, damage: str
@@ -126,6 +130,7 @@ def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_an_error_and_older_checkpoints_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +153,7 @@ def test_a_full_disk_is_an_error_and_older_checkpoints_stay(
     assert not list(tmp_path.glob(".bp-convert-*"))
 
 
+@pytest.mark.slow
 def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
     cut(tmp_path, 5)
     with pytest.raises(TrainingError, match="another run"):
@@ -156,6 +162,7 @@ def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
         runs.long_run(tmp_path, resume=True, lr=0.5)
 
 
+@pytest.mark.slow
 def test_resuming_a_finished_run_gives_it_again(tmp_path: Path, whole: Any) -> None:
     runs.long_run(tmp_path)
     model, report = runs.long_run(tmp_path, resume=True)
@@ -163,12 +170,14 @@ def test_resuming_a_finished_run_gives_it_again(tmp_path: Path, whole: Any) -> N
     assert same(model.state_dict(), whole[0])
 
 
+@pytest.mark.slow
 def test_resuming_without_a_checkpoint_starts_and_says_so(tmp_path: Path, whole: Any) -> None:
     model, report = runs.long_run(tmp_path, resume=True)
     assert any("nothing to resume" in note for note in report.notes)
     assert same(model.state_dict(), whole[0])
 
 
+@pytest.mark.slow
 def test_checkpoints_come_by_the_minute(tmp_path: Path) -> None:
     runs.long_run(tmp_path, checkpoint_every=None, checkpoint_minutes=1e-6, epochs=1)
     assert len(Checkpoints(tmp_path).paths()) == 2
