@@ -1,4 +1,5 @@
-"""Which versions of torch the tool works with: the core tests against each, in a venv of its own.
+"""Which versions of torch the tool works with: the core tests but the slow ones against each, in a
+venv of its own.
 
 Run by ``make compat``, or by ``python tests/compat.py 2.6.0 2.8.0`` for some versions alone. Each
 venv is made with the pip configuration of the machine and as a user would make it: ``pip install
@@ -84,7 +85,8 @@ def measured(version: str, folder: Path, tests: list[str], *, keep: bool, worker
         report.unlink(missing_ok=True)
         start = time.perf_counter()
         call(log, python, "-m", "pytest", *tests, "-q", "-n", workers, "-m", "not slow",
-             f"--junitxml={report}", "-p", "no:cacheprovider", "-o", "junit_family=xunit1")  # fmt: skip
+             "-p", "no:cacheprovider", "-o", "junit_family=xunit1",
+             f"--junitxml={report}")  # fmt: skip
         seconds = round(time.perf_counter() - start)
         vision = printed(python, "-c", "import torchvision; print(torchvision.__version__)")
         if not report.exists():
