@@ -185,7 +185,7 @@ def convert(
     """
     start = time.perf_counter()
     check_ready(model)
-    floating, batches = _dtype(dtype), _batches(measure)
+    floating, sizes = _dtype(dtype), _batches(measure)
     before = fingerprint_of_data(model)
     given, sample = _request(model, settings, inputs, asked)
     ready = plan if isinstance(plan, Planned) else None
@@ -209,7 +209,9 @@ def convert(
         fitted_to = "" if examples is None or not plan.settings.fits_data else examples.words
         done = _apply(model, plan, maps, tell, examples)
         if examples is not None and scorer is None:
-            sample = _fresh(sample, examples)
+            batch = None if examples.fresh is None else examples.fresh()
+            if batch is not None:
+                sample = replace(sample, given=batch, origin="data that nothing was fitted to")
         checked = None
         if sample:
             tell("running it beside the same weights in plain layers", 0, 1)
@@ -224,10 +226,10 @@ def convert(
             clone(model, apart=True),
             clone(result, apart=True),
             plan.inputs,
-            batch=batch,
+            batch=size,
             device=device or device_of(model),
         )
-        for batch in batches
+        for size in sizes
         if plan.inputs
     )
     report = report_of(
@@ -344,14 +346,6 @@ def _sample(plan: Plan, examples: Examples | None) -> SampleInputs:
     return SampleInputs(plan.inputs, examples.batches[0], plan.assumed, "calibration data")
 
 
-def _fresh(sample: SampleInputs, examples: Examples) -> SampleInputs:
-    """Return example inputs to which nothing is fitted, where the source has such."""
-    batch = None if examples.fresh is None else examples.fresh()
-    if batch is None:
-        return sample
-    return replace(sample, given=batch, origin="data that nothing was fitted to")
-
-
 def _apply(
     model: nn.Module,
     plan: Plan,
@@ -359,33 +353,24 @@ def _apply(
     progress: Progress,
     examples: Examples | None,
 ) -> Converted:
-    if examples is None or not plan.settings.fits_data:
-        done = apply_plan(model, plan, maps, checked=True, progress=progress)
-    else:
-        _check_fittable(plan)
-        # To the weights first: a layer that is called twice sees its own output while it is
-        # fitted, and one that no data reaches stays so.
-        done = apply_plan(model, plan, maps, checked=True, progress=progress)
-        errors, missed = fit_to_data(model, done.model, plan, examples.batches, progress)
-        done.errors.update(errors)
-        done.missed.update(missed)
-    mark(done.model, plan.model_dump_json(by_alias=True))
-    return done
-
-
-def _check_fittable(plan: Plan) -> None:
-    """Refuse to fit a widened model: its layers have no inputs in the source to follow."""
-    widened = next(
-        (one for one in plan.layers if one.before != one.after),
-        None,
-    )
-    if widened is not None:
+    data = examples if plan.settings.fits_data else None
+    widened = next((one for one in plan.layers if one.before != one.after), None)
+    if data is not None and widened is not None:  # it has no inputs in the source to follow
         raise PlanError(
             where=f"{widened.name} ({widened.kind})",
             found="a widened layer and calibration data",
             allowed="fitting to data at alpha 1",
             fix="leave the calibration data out: a widened model starts from the weights",
         )
+    # To the weights first: a layer that is called twice sees its own output while it is fitted,
+    # and one that no data reaches stays so.
+    done = apply_plan(model, plan, maps, checked=True, progress=progress)
+    if data is not None:
+        errors, missed = fit_to_data(model, done.model, plan, data.batches, progress)
+        done.errors.update(errors)
+        done.missed.update(missed)
+    mark(done.model, plan.model_dump_json(by_alias=True))
+    return done
 
 
 def _dtype(name: str | None) -> torch.dtype | None:

@@ -120,12 +120,11 @@ def _on_a_worker(task: Task, folder: str) -> tuple[str, bytes]:
     from bp_convert.batch.attempt import run_in
 
     shared = Path(folder)
-    with contextlib.ExitStack() as stack:
-        if not shared.is_dir():  # another machine, that does not share the driver's disk
-            shared = Path(tempfile.gettempdir()) / f"bp-convert-{os.getuid()}" / shared.name
-            shared.mkdir(parents=True, exist_ok=True)
-        results = Results(shared)
-        draft = stack.enter_context(results.drafted(task.job.name))
+    if not shared.is_dir():  # another machine, that does not share the driver's disk
+        shared = Path(tempfile.gettempdir()) / f"bp-convert-{os.getuid()}" / shared.name
+        shared.mkdir(parents=True, exist_ok=True)
+    results = Results(shared)
+    with results.drafted(task.job.name) as draft:
         outcome = run_in(draft, task, results, unheard)
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as archive:

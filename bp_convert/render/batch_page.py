@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 from bp_convert.render import batch_cells as cells_of
 from bp_convert.render.axis import linear, logarithmic
-from bp_convert.render.chart import Chart
+from bp_convert.render.chart import Chart, Scored, charts
 from bp_convert.render.numbers import clock, short
 from bp_convert.render.page import Note, Page, Row, Section, Table
-from bp_convert.render.quality import Scored, charts
 from bp_convert.render.words import is_share
 from bp_convert.values.outcome import Outcome, Summary
 from bp_convert.values.plan import Totals

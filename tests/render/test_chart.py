@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from bp_convert.render.axis import linear, logarithmic, quality
-from bp_convert.render.chart import Bars, Chart, Dot
-from bp_convert.render.quality import Scored, charts
+from bp_convert.render.chart import Bars, Chart, Dot, Scored, charts
 from bp_convert.values.score import Score
 
 X = logarithmic("parameters")
