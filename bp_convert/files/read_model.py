@@ -59,28 +59,31 @@ def load_model(
         CheckpointError: the file holds no model, needs ``arch`` or ``trust``, or does not fit.
     """
     path = Path(path)
-    if path.is_dir():
-        arch = arch or arch_of_folder(path)
-        if arch is not None:
-            state = _folder_state(path)
-            return _fit(path, state, "the weights of a folder", arch, trust, allow_missing)
-    kind = file_kind(path)
-    if kind is not FileKind.LEGACY and is_converted(path):
-        raise refusal(
-            path,
-            "a model that bp-convert has already converted",
-            f"bp_convert.load({str(path)!r}) loads it, and `bp-convert dense {path} -o DENSE.pt` "
-            "turns it back into plain layers that can be converted again",
-        )
-    if arch is not None:
+    arch = arch_of_folder(path) if arch is None and path.is_dir() else arch
+    if arch is not None and path.is_dir():
+        content: object = _folder_state(path)
+        words = "the weights of a folder"
+    else:
+        kind = file_kind(path)
+        if kind is not FileKind.LEGACY and is_converted(path):
+            raise refusal(
+                path,
+                "a model that bp-convert has already converted",
+                f"bp_convert.load({str(path)!r}) loads it, and `bp-convert dense {path} -o "
+                "DENSE.pt` turns it back into plain layers that can be converted again",
+            )
+        if arch is None:
+            if kind is FileKind.SAFETENSORS:
+                raise _needs_arch(path, "weights without a model (safetensors)")
+            return _whole(path, load_admitted(path, kind, trust=trust))
         content = contents(path, kind)
         name = module_class(content)
         words = f"the weights of a pickled {name}" if name else ""
         words = "safetensors" if kind is FileKind.SAFETENSORS else words
-        return _fit(path, content, words, arch, trust, allow_missing)
-    if kind is FileKind.SAFETENSORS:
-        raise _needs_arch(path, "weights without a model (safetensors)")
-    return _whole(path, load_admitted(path, kind, trust=trust))
+    model = arch_factory(arch, trust=trust, typed=True)()
+    place, notes = fit_weights(model, content, where=str(path), allow_missing=allow_missing)
+    words = words or ", ".join(filter(None, ("a state dict", place)))
+    return Loaded(model, f"{words}, loaded into {arch}", arch, notes)
 
 
 def _whole(path: Path, content: object) -> Loaded:
@@ -135,20 +138,6 @@ def _needs_arch(path: Path, found: str) -> CheckpointError:
         allowed="a pickled model, or weights together with --arch",
         fix=fix,
     )
-
-
-def _fit(
-    path: Path,
-    content: object,
-    words: str,
-    arch: str,
-    trust: Sequence[str],
-    allow_missing: bool,
-) -> Loaded:
-    model = arch_factory(arch, trust=trust, typed=True)()
-    place, notes = fit_weights(model, content, where=str(path), allow_missing=allow_missing)
-    held = words or ", ".join(filter(None, ("a state dict", place)))
-    return Loaded(model, f"{held}, loaded into {arch}", arch, notes)
 
 
 def _folder_state(folder: Path) -> dict[str, object]:

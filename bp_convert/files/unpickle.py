@@ -73,7 +73,10 @@ def load_admitted(path: Path, kind: FileKind, *, trust: Sequence[str] = ()) -> o
                 fix="trust the package or file that defines them, or take the weights only, with "
                 "--arch",
             )
-        raise _refused(path, refused, _is_whole_model(path, refused))
+        whole = False
+        with contextlib.suppress(CheckpointError):
+            whole = module_class(load_inert(path, kind)) is not None
+        raise _refused(path, refused, whole)
     content = load_known(path, admitted, trust)
     with contextlib.suppress(Exception):  # an incomplete model, of which others say more
         settle(content)
@@ -86,12 +89,10 @@ def known(names: Mapping[str, object], trust: Sequence[str] = ()) -> Iterator[No
     entries: list[Any] = [(found, name) for name, found in names.items() if name != REACH]
     if any(name.startswith("numpy.") for name in names):
         entries += [(kind, f"numpy.dtypes.{kind.__name__}") for kind in _DTYPES]
-    reach = names.get(REACH)
-    if isinstance(reach, Reach):
+    if isinstance(names.get(REACH), InertReach):
+        entries.append((InertReach(entries), REACH))
+    elif REACH in names:
         reach = Reach(lambda kind: covers(trust, f"{kind.__module__}.{_top(kind)}"), entries)
-    elif isinstance(reach, InertReach):
-        reach = InertReach(entries)
-    if reach is not None:
         entries.append((reach, REACH))
     with _LOCK, safe_globals(entries):
         yield
@@ -174,15 +175,6 @@ def load_known(
 
 def _top(kind: type) -> str:
     return kind.__qualname__.partition(".")[0]
-
-
-def _is_whole_model(path: Path, refused: Sequence[str]) -> bool:
-    if any(is_weapon(name) for name in refused):
-        return False
-    try:
-        return module_class(load_inert(path, FileKind.TORCH)) is not None
-    except CheckpointError:
-        return False
 
 
 def _refused(path: Path, names: Sequence[str], whole: bool) -> CheckpointError:
