@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from bp_convert.errors import PlanError
 from bp_convert.graph.clone import all_tensors, clone
 from bp_convert.graph.fake import FakeMode, call, stub
 from bp_convert.graph.origin import origin_of
+from bp_convert.graph.reshape import held, owner_of
 from bp_convert.graph.running import Args, Kwargs, nothing_cached
 from bp_convert.graph.tree import named_tensors
 from bp_convert.torch_private import (
@@ -22,6 +23,7 @@ from bp_convert.torch_private import (
     GuardOnDataDependentSymNode,
     UnsupportedFakeTensorException,
 )
+from bp_convert.values.plan import AttrChange, Resize
 
 Shapes = dict[str, tuple[int, ...]]
 _DATA = (
@@ -59,8 +61,8 @@ class FakeRun:
 
     Args:
         model: the source; it is only read.
-        shapes: new shapes of tensors, by the ``id`` of the model's tensor.
-        attrs: new attributes of modules, by module name.
+        resizes: new shapes of tensors.
+        attrs: new attributes of modules.
 
     Raises:
         PlanError: the model cannot be copied.
@@ -69,19 +71,19 @@ class FakeRun:
     def __init__(
         self,
         model: nn.Module,
-        shapes: Mapping[int, tuple[int, ...]] | None = None,
-        attrs: Mapping[str, Mapping[str, Any]] | None = None,
+        resizes: Sequence[Resize] = (),
+        attrs: Sequence[AttrChange] = (),
     ) -> None:
         self.mode = FakeMode()
         self._running: list[str] = []
-        shapes = shapes or {}
+        shapes = {id(held(*owner_of(model, one.name))): one.after for one in resizes}
         tensors: dict[int, Tensor] = {
             id(t): self.mode.like(t, shapes.get(id(t))) for t in all_tensors(model)
         }
         self.source = model
         self.module = clone(model, None, tensors, apart=True)
-        for name, values in (attrs or {}).items():
-            set_attributes(self.module.get_submodule(name), values)
+        for one in attrs:
+            vars(self.module.get_submodule(one.module))[one.attr] = one.after
         for module in self.module.modules():
             stub(module)
         watch(self.module, self._enter, self._leave)
@@ -150,15 +152,3 @@ def first_tensor(args: Any, kwargs: Any) -> Tensor | None:
         if isinstance(one, Tensor | PackedSequence):
             return one.data if isinstance(one, PackedSequence) else one
     return None
-
-
-def set_attributes(module: nn.Module, attrs: Mapping[str, Any]) -> None:
-    """Set attributes past ``__setattr__``, dotted ones on submodules."""
-    for key, value in attrs.items():
-        owner, name = owner_at(module, key)
-        owner.__dict__[name] = value
-
-
-def owner_at(module: nn.Module, key: str) -> tuple[nn.Module, str]:
-    path, _, name = key.rpartition(".")
-    return module.get_submodule(path), name

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from bp_convert.errors import PlanError
 from bp_convert.kinds.choices import Ask, Choices, Factors, Widths, with_rank
 from bp_convert.kinds.kind import Examples, Kind, has_bias
-from bp_convert.kinds.patches import conv_rows
-from bp_convert.kinds.pick import Pick
+from bp_convert.kinds.pick import Pick, conv_rows
 from bp_convert.kinds.shapes import Dim, Form, Shape, Sizes, shape_of
 from bp_convert.kinds.speed import Counts
 from bp_convert.kron.column_order import Columns

@@ -43,7 +43,8 @@ class Kind:
     To add one, write its layer and a subclass of this in one file, and list it in ``KINDS``; the
     contract suite in ``tests/contract`` then runs over it. The twin takes the constructor fields
     that its ``FIELDS`` names, the two widths first, and ``factors``, ``device`` and ``dtype``; it
-    has ``fit_(weight)``, which returns the relative error, and ``to_dense()``.
+    has ``fit_(weight)``, which returns the relative error, and ``to_dense()``. Most are a
+    ``BilinearLayer``.
     """
 
     name: ClassVar[str]
@@ -59,7 +60,7 @@ class Kind:
     squared: ClassVar[bool] = False
     # True where torch's counter of operations sees nothing of the layer, nor of its twin, on a CPU.
     uncounted: ClassVar[bool] = False
-    # True where its twin takes a FactorSpec for each role, not one for its only weight.
+    # True where its twin takes factors, and is fitted to tensors, by role; not those of one weight.
     several: ClassVar[bool] = False
     # True where two such layers that read the same tensor multiply the same rows.
     same_rows: ClassVar[bool] = False
@@ -218,7 +219,8 @@ class Kind:
     def fill(self, module: Any, twin: Any, spread: Spread) -> float:
         """Set the twin to the nearest Kronecker sum of the widened weights; return the relative
         Frobenius error."""
-        error: float = twin.fit_(self.spread(module, spread)["weight"])
+        wide = self.spread(module, spread)
+        error: float = twin.fit_(wide if self.several else wide["weight"])
         self.rest(module, twin, spread)
         return error
 

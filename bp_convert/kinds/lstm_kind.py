@@ -21,7 +21,7 @@ from bp_convert.kron.contract import bilinear_macs
 from bp_convert.kron.pairs import divisor_pairs
 from bp_convert.kron.policies import paper_factors
 from bp_convert.layers.lstm import BPLSTM
-from bp_convert.layers.lstm_checks import GATES, groups
+from bp_convert.layers.lstm_checks import GATES, gate_sizes, groups
 from bp_convert.layers.lstm_cost import prefers_factored
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.settings import Pairs
@@ -52,7 +52,7 @@ class LSTMKind(Kind):
 
     def factor(self, module: nn.LSTM, widths: Widths, ask: Ask) -> Factors:
         return {
-            role: self._spec(size, widths, ask) for role, size in matrices(module, widths).items()
+            role: self._spec(size, widths, ask) for role, size in _sizes(module, widths).items()
         }
 
     def _spec(self, size: Widths, widths: Widths, ask: Ask) -> FactorSpec:
@@ -77,7 +77,7 @@ class LSTMKind(Kind):
         the gates share reach further than a set for each."""
         return {
             role: Choices(divisor_pairs(GATES * outputs), {(): divisor_pairs(inputs)})
-            for role, (inputs, outputs) in matrices(module, widths).items()
+            for role, (inputs, outputs) in _sizes(module, widths).items()
         }
 
     def matrices(
@@ -153,7 +153,7 @@ class LSTMKind(Kind):
             GATES * size[0] * size[1]
             if factors is None
             else groups(factors[role], hidden) * factors[role].params
-            for role, size in matrices(module, widths).items()
+            for role, size in _sizes(module, widths).items()
         )
         return directions * (weights + GATES * biases)
 
@@ -173,7 +173,7 @@ class LSTMKind(Kind):
         else:
             steps, batch = (shape[1], shape[0]) if module.batch_first else (shape[0], shape[1])
         sides = module.num_layers * (2 if module.bidirectional else 1)
-        sizes = matrices(module, widths)
+        sizes = _sizes(module, widths)
         times = sides // module.num_layers
         recurrent = sides * GATES * hidden * hidden
         inputs = times * GATES * sum(d * k for role, (d, k) in sizes.items() if role[0] == "i")
@@ -230,24 +230,11 @@ class LSTMKind(Kind):
             wide[name] = gates.flatten(0, 1)
         return wide
 
-    @torch.no_grad()
-    def fill(self, module: nn.LSTM, twin: BPLSTM, spread: Spread) -> float:
-        wide = self.spread(module, spread)
-        error = twin.fit_({name: w for name, w in wide.items() if name.startswith("weight")})
-        self.rest(module, twin, spread)
-        return error
-
 
 def _sides(module: nn.LSTM) -> tuple[str, ...]:
     return ("", "_reverse") if module.bidirectional else ("",)
 
 
-def matrices(module: nn.LSTM, widths: Widths) -> dict[str, Widths]:
-    """Return the (inputs, outputs) of one gate's matrices, by role; both directions share them."""
-    inputs, hidden = widths
-    directions = 2 if module.bidirectional else 1
-    sizes: dict[str, Widths] = {}
-    for layer in range(module.num_layers):
-        sizes[f"ih_l{layer}"] = (directions * hidden if layer else inputs, hidden)
-        sizes[f"hh_l{layer}"] = (hidden, hidden)
-    return sizes
+def _sizes(module: nn.LSTM, widths: Widths) -> dict[str, Widths]:
+    both = module.bidirectional
+    return gate_sizes(*widths, num_layers=module.num_layers, bidirectional=both)

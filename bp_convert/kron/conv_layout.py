@@ -36,9 +36,14 @@ class Layout:
 
 def layout_of(spec: FactorSpec, kernel: Sequence[int]) -> Layout:
     """Return the shares that ``spec`` stands for."""
-    s1 = prod(size for size, owner in zip(kernel, spec.axes, strict=True) if owner == 1)
-    s2 = prod(size for size, owner in zip(kernel, spec.axes, strict=True) if owner == 2)
+    s1, s2 = _places(kernel, spec.axes)
     return Layout(spec.inp[0] // s1, spec.inp[1] // s2, s1, s2)
+
+
+def _places(kernel: Sequence[int], axes: Sequence[int]) -> Pair:
+    """Return the kernel places of the two factors, given who owns its axes."""
+    one = prod(size for size, owner in zip(kernel, axes, strict=True) if owner == 1)
+    return one, prod(kernel) // one
 
 
 def every_axes(kernel: Sequence[int]) -> Iterator[Axes]:
@@ -54,8 +59,7 @@ def aligned_axes(inp: Pair, channels: int, kernel: Sequence[int]) -> tuple[Axes,
     """Return the ways in which the pair ``inp`` of channels * kernel can be laid out."""
     found = []
     for axes in every_axes(kernel):
-        s1 = prod(size for size, owner in zip(kernel, axes, strict=True) if owner == 1)
-        s2 = prod(kernel) // s1
+        s1, s2 = _places(kernel, axes)
         if inp[0] % s1 == 0 and inp[1] % s2 == 0 and inp[0] // s1 * (inp[1] // s2) == channels:
             found.append(axes)
     return tuple(found)
@@ -108,8 +112,7 @@ def every_factors(
 ) -> Iterator[FactorSpec]:
     """Yield every choice of ``outs``, of divisors of the channels, and of who owns the axes."""
     for axes in every_axes(kernel):
-        s1 = prod(size for size, owner in zip(kernel, axes, strict=True) if owner == 1)
-        s2 = prod(kernel) // s1
+        s1, s2 = _places(kernel, axes)
         for c1, c2 in divisor_pairs(channels):
             for out in outs:
                 yield FactorSpec(out=out, inp=(c1 * s1, c2 * s2), rank=rank, axes=axes)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from bp_convert.errors import FactorError
-from bp_convert.kron.pairs import nearest_pair
+from bp_convert.kron.policies import paper_factors
 from bp_convert.layers.common import checked
 from bp_convert.values.factors import FactorSpec
 
@@ -49,6 +49,18 @@ def check_fields(num_layers: int, dropout: float, proj_size: int) -> None:
         )
 
 
+def gate_sizes(
+    input_size: int, hidden_size: int, *, num_layers: int, bidirectional: bool
+) -> dict[str, tuple[int, int]]:
+    """Return the (inputs, outputs) of one gate's matrices, by role; both directions share them."""
+    sizes = {}
+    for layer in range(num_layers):
+        inputs = hidden_size * (2 if bidirectional else 1) if layer else input_size
+        sizes[f"ih_l{layer}"] = (inputs, hidden_size)
+        sizes[f"hh_l{layer}"] = (hidden_size, hidden_size)
+    return sizes
+
+
 def lstm_factors(
     given: Mapping[str, FactorSpec] | None,
     input_size: int,
@@ -66,24 +78,22 @@ def lstm_factors(
         FactorError: a role that is missing or unknown, or pairs that do not fit.
     """
     factors = {}
-    for layer in range(num_layers):
-        inputs = hidden_size * (2 if bidirectional else 1) if layer else input_size
-        for role, width in ((f"ih_l{layer}", inputs), (f"hh_l{layer}", hidden_size)):
-            if given is None:
-                out, inp = nearest_pair(hidden_size), nearest_pair(width)
-                spec = FactorSpec(out=out, inp=inp, rank=rank)
-            elif role in given:
-                spec = given[role]
-            else:
-                raise FactorError(
-                    where=f"BPLSTM, factors[{role!r}]",
-                    found=f"factors for {', '.join(given) or 'nothing'}",
-                    allowed="one FactorSpec for ih and hh of each layer",
-                    fix=f"add {role!r}, or leave factors out",
-                )
-            joint = spec.out[0] * spec.out[1] == GATES * hidden_size
-            outputs = hidden_size * (GATES if joint else 1)
-            factors[role] = checked(f"BPLSTM, {role}", spec, inputs=width, outputs=outputs)
+    sizes = gate_sizes(input_size, hidden_size, num_layers=num_layers, bidirectional=bidirectional)
+    for role, (inputs, hidden) in sizes.items():
+        if given is None:
+            spec = paper_factors(inputs, hidden, rank)
+        elif role in given:
+            spec = given[role]
+        else:
+            raise FactorError(
+                where=f"BPLSTM, factors[{role!r}]",
+                found=f"factors for {', '.join(given) or 'nothing'}",
+                allowed="one FactorSpec for ih and hh of each layer",
+                fix=f"add {role!r}, or leave factors out",
+            )
+        joint = spec.out[0] * spec.out[1] == GATES * hidden
+        outputs = hidden * (GATES if joint else 1)
+        factors[role] = checked(f"BPLSTM, {role}", spec, inputs=inputs, outputs=outputs)
     unknown = sorted(set(given or ()) - set(factors))
     if unknown:
         raise FactorError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -186,7 +186,8 @@ class LSTMFactors(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse to set what is built: the factors are what can be set."""
         if _role(name):
-            _read_only(name)
+            fix = "set those, or use fit_()"
+            raise AttributeError(f"{name} is built from factors at each access; {fix}")
         super().__setattr__(name, value)
 
     def extra_repr(self) -> str:
@@ -238,7 +239,3 @@ def _role(name: str) -> str | None:
         if rest != name and rest.startswith(("ih_l", "hh_l")):
             return rest
     return None
-
-
-def _read_only(name: str) -> NoReturn:
-    raise AttributeError(f"{name} is built from factors at each access; set those, or use fit_()")

@@ -17,7 +17,7 @@ from bp_convert.graph.ready import check_ready
 from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Factors, prime_reason
-from bp_convert.planner.requests import LayerRequest, floors, reasons_of, requests_of
+from bp_convert.planner.requests import LayerRequest, reasons_of, requests_of
 from bp_convert.planner.samples import sample_inputs
 from bp_convert.planner.warm import Planned, maps_for, with_warmth
 from bp_convert.planner.worth import chosen, worth
@@ -113,7 +113,8 @@ class _Planning:
         if self.settings.target:
             free = [site for site in self.sites if site.name not in reasons]
             asks = {name: request.ask for name, request in requests.items() if request.insists}
-            self.found = self.spending.search(free, asks, floors(requests), seen)
+            floors = {name: request.floor for name, request in requests.items()}
+            self.found = self.spending.search(free, asks, floors, seen)
             self.notes += self.found.notes
         layers = tuple(
             self._layer(site, requests[site.name], reasons.get(site.name), widths, seen)
@@ -133,7 +134,8 @@ class _Planning:
         seen = self._observe(sample_inputs(self.model, self.settings, self.examples, self.given))
         reasons = reasons_of(self.model, self.sites, requests, seen, heads_too=True)
         free = [site for site in self.sites if site.name not in reasons]
-        units = self.spending.units(self.spending.free_layers(free, floors(requests), seen))
+        floors = {name: request.floor for name, request in requests.items()}
+        units = self.spending.units(self.spending.free_layers(free, floors, seen))
         return units, [(one, reasons[one.name]) for one in self.sites if one.name in reasons]
 
     # What the model says

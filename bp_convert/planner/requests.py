@@ -15,7 +15,8 @@ from bp_convert.values.settings import LayerRule, Settings
 
 @dataclass(frozen=True)
 class LayerRequest:
-    """What the settings ask of one site."""
+    """What the settings ask of one site; ``floor`` is the share of its parameters that it keeps at
+    least."""
 
     ask: Ask
     init: str
@@ -53,11 +54,6 @@ def requests_of(settings: Settings, sites: Sequence[Site]) -> dict[str, LayerReq
     return requests
 
 
-def floors(requests: dict[str, LayerRequest]) -> dict[str, float]:
-    """Return the share of its parameters that each layer keeps at least."""
-    return {name: request.floor for name, request in requests.items()}
-
-
 def reasons_of(
     model: nn.Module,
     sites: Sequence[Site],
@@ -73,7 +69,8 @@ def reasons_of(
         heads_too: convert layers that make the model's output.
     """
     reasons = structural_reasons(model, sites)
-    heads = _heads(sites, seen)
+    last = (sites[-1].name,) if sites else ()
+    heads = last if seen is None else seen.heads
     for site in sites:
         request = requests[site.name]
         never = seen is not None and not any(name in seen.shapes for name in site.names)
@@ -90,12 +87,6 @@ def reasons_of(
         if found:
             reasons[site.name] = found
     return reasons
-
-
-def _heads(sites: Sequence[Site], seen: Observation | None) -> tuple[str, ...]:
-    if seen is not None:
-        return seen.heads
-    return (sites[-1].name,) if sites else ()
 
 
 def _matched(patterns: Sequence[str], sites: Sequence[Site]) -> frozenset[str]:

@@ -42,15 +42,11 @@ def worth(
     if speed is None or speed.ratio >= MARGIN:
         return None, []
     slower = _slower(speed.ratio) if speed.ratio < 1 else "no faster than the dense layer"
-    if _guarded(settings, request):
-        return f"would be {slower}", []
-    return None, [slower]
+    by_user = settings.alpha > 1 or request.ask.pairs != "fast" or request.insists
+    if by_user or settings.convert_anyway:
+        return None, [slower]
+    return f"would be {slower}", []
 
 
 def _slower(ratio: float) -> str:
     return f"slower than the dense layer (predicted {1 / ratio:.1f}x its time)"
-
-
-def _guarded(settings: Settings, request: LayerRequest) -> bool:
-    chosen_by_user = settings.alpha > 1 or request.ask.pairs != "fast" or request.insists
-    return not (chosen_by_user or settings.convert_anyway)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from torch import Tensor, nn
@@ -87,8 +88,6 @@ class Candidates:
         self.batches = batches
         self.digest = digest
         self.progress = progress
-        self._gathered: Moments | None = None
-        self._tried: Trials | None = None
         held = [*model.parameters(), *model.buffers()] if self.by_data else []
         self._whole = cache.key_of(held, "model")
 
@@ -111,16 +110,9 @@ class Candidates:
                 if self.by_data:
                     curves = [one for one in map(handicapped, curves) if _fits(one, site)]
                 shape = (ones[0].shape[0], ones[0].shape[1])
+                alone = len(matrices) == 1
                 units.append(
-                    make_unit(
-                        layer,
-                        role,
-                        shape,
-                        len(ones),
-                        curves,
-                        sensitivity,
-                        alone=len(matrices) == 1,
-                    )
+                    make_unit(layer, role, shape, len(ones), curves, sensitivity, alone=alone)
                 )
         return units
 
@@ -149,7 +141,7 @@ class Candidates:
             rows = [moment.weights for moment in moments]
             curves = curves_of(matrices, choices, metrics, rows, low_rank_only=svd)
             means = [moment.mean for moment in moments]
-            sensitivity = self._trials().of(site, role, metrics, means, rows)
+            sensitivity = self._trials.of(site, role, metrics, means, rows)
         cache.write(key, curves, sensitivity)
         return curves, sensitivity
 
@@ -157,17 +149,18 @@ class Candidates:
         """Return the moment of each matrix, or None where the weights alone decide."""
         if not self.by_data:
             return None
-        if self._gathered is None:
-            copy = clone(self.model, apart=True)
-            sites = [one.site for one in self.layers]
-            order = order_of(copy, sites, self.batches)
-            self._gathered = gather(copy, sites, self.batches, order, self.progress)
         found = self._gathered.get((layer.site.name, role))
         if found is None or not found[0].count:
             return None
         return [found[index * len(found) // matrices] for index in range(matrices)]
 
+    @cached_property
+    def _gathered(self) -> Moments:
+        copy = clone(self.model, apart=True)
+        sites = [one.site for one in self.layers]
+        order = order_of(copy, sites, self.batches)
+        return gather(copy, sites, self.batches, order, self.progress)
+
+    @cached_property
     def _trials(self) -> Trials:
-        if self._tried is None:
-            self._tried = Trials(clone(self.model, apart=True), self.batches)
-        return self._tried
+        return Trials(clone(self.model, apart=True), self.batches)

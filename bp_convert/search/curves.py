@@ -7,7 +7,7 @@ parameters, until nothing better turns up. ``benchmarks/pairs.py`` compares that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 
@@ -35,7 +35,6 @@ HOPELESS = 1.5  # times low-rank's squared error there, beyond which the other p
 SWEEPS = 3
 TRIAL = 1e9  # multiply-adds of a half sweep's normal equations, above which there is none
 TRIAL_SIDE = 3000  # unknowns of one system, likewise
-Tick = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,6 @@ def curves_of(
     rows: Sequence[Tensor | None] | None = None,
     *,
     low_rank_only: bool = False,
-    tick: Tick = lambda: None,
 ) -> list[Curve]:
     """Return the curves of the pairs that are best somewhere.
 
@@ -72,14 +70,12 @@ def curves_of(
         metrics: one for each matrix; None for the Frobenius norm.
         rows: (K,) for each matrix how much its outputs count; None where all count alike.
         low_rank_only: look at low-rank alone, which is truncated SVD.
-        tick: called after each decomposition.
     """
     return _Search(
         matrices,
         choices,
         metrics or [Plain()] * len(matrices),
         rows or [None] * len(matrices),
-        tick,
     ).run(low_rank_only)
 
 
@@ -90,14 +86,12 @@ class _Search:
         choices: Choices,
         metrics: Sequence[Metric],
         rows: Sequence[Tensor | None],
-        tick: Tick,
     ) -> None:
         self.matrices = list(map(to_compute, matrices))
         self.choices = choices
         self.metrics = metrics
         self.rows = rows
         self.weighed = any(row is not None for row in rows)
-        self.tick = tick
         self.size = sum(one.numel() for one in matrices) // len(matrices)  # of one
         self.totals = [
             metric.energy(one if row is None else row[:, None] * one)
@@ -107,11 +101,9 @@ class _Search:
         self.white: tuple[object, list[Tensor]] = (None, [])
 
     def run(self, low_rank_only: bool) -> list[Curve]:
-        thin = FactorSpec(
-            out=(self.choices.outs[-1][0], 1),
-            inp=(1, self._columns_count()),
-            axes=next(iter(self.choices.ins)),
-        )
+        axes, pairs = next(iter(self.choices.ins.items()))
+        columns = pairs[0][0] * pairs[0][1]
+        thin = FactorSpec(out=(self.choices.outs[-1][0], 1), inp=(1, columns), axes=axes)
         self._measure([thin])
         lowest = self.found.get(thin)  # not there where it saves nothing, as for a single output
         if low_rank_only:
@@ -135,10 +127,6 @@ class _Search:
                 if low_rank(one.spec) or one.spec in reached
             ]
         return kept
-
-    def _columns_count(self) -> int:
-        inp = next(iter(self.choices.ins.values()))[0]
-        return inp[0] * inp[1]
 
     # Which pairs
 
@@ -192,7 +180,6 @@ class _Search:
         # Pairs of the same columns follow each other, so that these are whitened once.
         for spec in sorted(wanted, key=lambda one: (one.axes, one.inp, one.out)):
             self.found[spec] = Curve(spec, self._errors(spec))
-            self.tick()
 
     def _errors(self, spec: FactorSpec) -> np.ndarray:
         total = sum(self.totals)
@@ -280,7 +267,6 @@ class _Search:
                 one, spec, columns, metric, rows=row, sweeps=sweeps, solved=torch.float32
             )
             gap += near.error**2 * total
-            self.tick()
         return gap / max(sum(self.totals), 1e-300)
 
 

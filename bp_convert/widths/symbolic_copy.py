@@ -14,8 +14,9 @@ from torch.nn.utils import parametrize
 
 from bp_convert.graph.clone import all_tensors, clone
 from bp_convert.graph.fake import stub
-from bp_convert.graph.fake_run import owner_at, set_attributes, watch
+from bp_convert.graph.fake_run import watch
 from bp_convert.graph.origin import Origin
+from bp_convert.graph.reshape import held, owner_of
 from bp_convert.kinds.shapes import Attr, Dim, Form, Sizes
 from bp_convert.torch_private import buffers_of, parameters_of
 from bp_convert.widths.symbolic_mode import SymbolicMode
@@ -50,17 +51,21 @@ class SizedModule:
     def state(self) -> Iterator[tuple[str, Tensor, tuple[Dim, ...]]]:
         """Yield the key, the model's tensor and the symbolic shape of each tensor."""
         for key, shape in self.sizes.tensors.items():
-            owner, name = owner_at(self.module, key)
-            parameter, buffer = parameters_of(owner).get(name), buffers_of(owner).get(name)
-            tensor = buffer if parameter is None else parameter
+            tensor = held(*owner_of(self.module, key))
             if tensor is not None:
                 yield key, tensor, shape
 
     def attributes(self) -> Iterator[tuple[str, Size, Attr]]:
         """Yield the key, the model's value and the symbolic value of each attribute."""
         for key, value in self.sizes.attrs.items():
-            owner, name = owner_at(self.module, key)
-            yield key, _plain(owner.__dict__[name]), value
+            owner, name = owner_of(self.module, key)
+            yield key, _plain(vars(owner)[name]), value
+
+    def write(self) -> None:
+        """Set the attributes in the copy, past ``__setattr__``."""
+        for key, value in self.sizes.attrs.items():
+            owner, name = owner_of(self.fake, key)
+            vars(owner)[name] = value
 
 
 class SymbolicCopy:
@@ -91,8 +96,8 @@ class SymbolicCopy:
             for t in all_tensors(model)
         }
         self.module = clone(model, None, tensors, apart=True)
-        for held in plans:
-            self._place(held)
+        for sized in plans:
+            self._place(sized)
         watch(self.module, self.enter, self.leave)
 
     def _describe(self, model: nn.Module) -> list[SizedModule]:
@@ -108,26 +113,26 @@ class SymbolicCopy:
                 self.fixed[name] = reason
                 continue
             form = form_of(module)
-            held = SizedModule(name, module, module, form)
+            sized = SizedModule(name, module, module, form)
             if form is not None:
                 if isinstance(module, nn.MultiheadAttention):
                     covered.update(id(one) for one in module.modules())
-                held.own = {k: self.env.symbol(f"{name}.{k}", v) for k, v in form.own.items()}
-                held.inputs = [
+                sized.own = {k: self.env.symbol(f"{name}.{k}", v) for k, v in form.own.items()}
+                sized.inputs = [
                     self.env.symbol(f"{name}.in" + (f"[{i}]" if i else ""), width)
                     for i, (_, width) in enumerate(form.inputs)
                 ]
-                self.given.update(s for one in held.inputs for s in expr_of(one).free_symbols)
-                held.sizes = form.sizes(held.own, held.inputs)
+                self.given.update(s for one in sized.inputs for s in expr_of(one).free_symbols)
+                sized.sizes = form.sizes(sized.own, sized.inputs)
                 forward = type(module).forward
-                held.late = bool(form.inputs) and forward is form.base.forward
+                sized.late = bool(form.inputs) and forward is form.base.forward
             else:
-                held.sizes = self._generic(name, module, widths)
-            plans.append(held)
-            for key, tensor, shape in held.state():
+                sized.sizes = self._generic(name, module, widths)
+            plans.append(sized)
+            for key, tensor, shape in sized.state():
                 self._claim(name, key, tensor, shape)
-        for held in plans:
-            held.late = held.late and held.name not in self._shared
+        for sized in plans:
+            sized.late = sized.late and sized.name not in self._shared
         return plans
 
     def _claim(self, name: str, key: str, tensor: Tensor, shape: tuple[Dim, ...]) -> None:
@@ -163,23 +168,23 @@ class SymbolicCopy:
                     )
         return Sizes(tensors, attrs)
 
-    def _place(self, held: SizedModule) -> None:
-        held.fake = self.module.get_submodule(held.name)
-        self.held[held.name] = held
-        set_attributes(held.fake, held.sizes.attrs)
-        stub(held.fake)
+    def _place(self, sized: SizedModule) -> None:
+        sized.fake = self.module.get_submodule(sized.name)
+        self.held[sized.name] = sized
+        sized.write()
+        stub(sized.fake)
 
     def enter(self, name: str, given: Tensor | None) -> None:
         """Note that a module is called, and read the widths of its input off its first input."""
         self.called.add(name)
         self.env.running.append(name)
-        held = self.held.get(name)
-        if held is None or not held.late or given is None:
+        sized = self.held.get(name)
+        if sized is None or not sized.late or given is None:
             return
-        held.late = False
-        assert held.form is not None
+        sized.late = False
+        assert sized.form is not None
         inputs: list[Dim] = []
-        for axis, width in held.form.inputs:
+        for axis, width in sized.form.inputs:
             if not -given.dim() <= axis < given.dim():
                 return
             size = given.shape[axis]
@@ -187,19 +192,19 @@ class SymbolicCopy:
                 return
             inputs.append(size)
         origin = Origin(name, "", 0)
-        for old, new in zip(held.inputs, inputs, strict=True):
+        for old, new in zip(sized.inputs, inputs, strict=True):
             self.env.equalities.append(Equality(expr_of(old), expr_of(new), origin))
-        before = dict(held.sizes.tensors)
-        held.inputs = inputs
-        held.sizes = held.form.sizes(held.own, inputs)
-        for key, tensor, shape in held.state():
+        before = dict(sized.sizes.tensors)
+        sized.inputs = inputs
+        sized.sizes = sized.form.sizes(sized.own, inputs)
+        for key, tensor, shape in sized.state():
             if any(a is not b for a, b in zip(shape, before[key], strict=True)):
                 made = self.mode.like(tensor, shape)
-                if key in buffers_of(held.fake):
-                    buffers_of(held.fake)[key] = made
+                if key in buffers_of(sized.fake):
+                    buffers_of(sized.fake)[key] = made
                 else:
-                    parameters_of(held.fake)[key] = cast(nn.Parameter, made)
-        set_attributes(held.fake, held.sizes.attrs)
+                    parameters_of(sized.fake)[key] = cast(nn.Parameter, made)
+        sized.write()
 
     def leave(self) -> None:
         """Note that the innermost module has returned."""

@@ -19,9 +19,8 @@ from bp_convert.errors import PlanError
 from bp_convert.graph.fake_run import FakeRun, ForwardError, Shapes
 from bp_convert.graph.running import Args, Kwargs
 from bp_convert.graph.walk import walk
-from bp_convert.kinds.shapes import Attr
 from bp_convert.widths.analysis import Analysis
-from bp_convert.widths.plan_writer import PlanWriter, join, unchanged
+from bp_convert.widths.plan_writer import PlanWriter, unchanged
 from bp_convert.widths.symbols import expr_of
 from bp_convert.widths.width_plan import WidthPlan
 
@@ -96,7 +95,7 @@ class _Widening:
         """Run the model at the new sizes in both modes; return what is wrong, or None."""
         self.tries -= 1
         try:
-            trial = FakeRun(self.model, *_changes(self.analysis, plan))
+            trial = FakeRun(self.model, plan.resizes, plan.attrs)
             found = trial.run(self.args, self.kwargs, training=False)
         except ForwardError as stopped:
             return stopped
@@ -176,23 +175,6 @@ class _Widening:
 
 def _at_another_width(problem: ForwardError) -> str:
     return f"at another width {problem}"
-
-
-def _changes(
-    analysis: Analysis, plan: WidthPlan
-) -> tuple[dict[int, tuple[int, ...]], dict[str, dict[str, Attr]]]:
-    """Return a plan's new shapes by tensor, and its new attributes by module."""
-    after = {one.name: one.after for one in plan.resizes}
-    shapes = {
-        id(tensor): after[name]
-        for held in analysis.copy.held.values()
-        for key, tensor, _ in held.state()
-        if (name := join(held.name, key)) in after
-    }
-    attrs: dict[str, dict[str, Attr]] = {}
-    for one in plan.attrs:
-        attrs.setdefault(one.module, {})[one.attr] = one.after
-    return shapes, attrs
 
 
 def _near(analysis: Analysis, module: str) -> set[sympy.Symbol]:
