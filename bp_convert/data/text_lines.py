@@ -150,8 +150,15 @@ class TextLines(Rows):
                     "give the data as an array, or describe the token ids with "
                     f"--input {IDS}=int64:1x16",
                 )
-        if specs:
-            self._check_vocabulary(next((s for s in specs if s.name == IDS), specs[0]))
+        high = next(
+            (one.high for one in specs if one.name == IDS), specs[0].high if specs else None
+        )
+        if high is not None and len(self._tokenizer) > high:
+            raise self._bad(
+                f"a tokenizer of {len(self._tokenizer):,} words",
+                f"at most {high:,}, what the model's word table holds",
+                "the tokenizer does not fit the model: take the one the model was trained with",
+            )
         named = [spec.name for spec in specs]
         if not specs or IDS in named:
             result: dict[str, str | None] = {one: one for one in made}
@@ -166,14 +173,6 @@ class TextLines(Rows):
                 "give the data as a .npz file with one array for each input",
             )
         return result
-
-    def _check_vocabulary(self, spec: TensorSpec) -> None:
-        if spec.high is not None and len(self._tokenizer) > spec.high:
-            raise self._bad(
-                f"a tokenizer of {len(self._tokenizer):,} words",
-                f"at most {spec.high:,}, what the model's word table holds",
-                "the tokenizer does not fit the model: take the one the model was trained with",
-            )
 
     def _limit(self, source: Locator) -> int:
         own = int(self._tokenizer.model_max_length)  # 1e30 where the tokenizer does not know

@@ -178,21 +178,14 @@ class Loop:
                 loss = self._loss(there) * (micro.share * micro.total / total)
                 self.engine.backward(loss)
             values.append(loss.detach())
-            if self.pairs is not None:
-                self.pairs.clear()  # what recomputing has added
         mine = float(torch.stack(values).sum())
         return self.engine.mean(mine)
 
     def _loss(self, there: Micro) -> Tensor:
-        gap = reference = None
-        if self.pairs is not None:
-            self.pairs.clear()
-        with self.engine.autocast():
-            if self.teacher is not None:
-                reference = taught(self.teacher, there)
+        with self.pairs or nullcontext(), self.engine.autocast():
+            reference = None if self.teacher is None else taught(self.teacher, there)
             raw = self.engine.wrapped(*there.args, **there.kwargs)
-        if self.pairs is not None:
-            gap = self.pairs.gap()
+        gap = None if self.pairs is None else self.pairs.gap()
         return self.objective(raw, there, reference, gap)
 
     def _validation_due(self, last: bool, done: bool) -> bool:

@@ -214,7 +214,8 @@ def _task_of_outputs(raw: Any, out: Tensor, micro: Micro) -> Task:
 
 
 class LayerPairs:
-    """Hooks on the bilinear layers of a model and on the same names in its teacher.
+    """Outputs of a model's bilinear layers and of the same names in its teacher, of the passes
+    inside ``with``.
 
     Args:
         student: the converted model.
@@ -222,6 +223,7 @@ class LayerPairs:
 
     Attributes:
         names: layers that have a partner.
+        skipped: those whose outputs have another shape than the teacher's.
     """
 
     def __init__(self, student: nn.Module, teacher: nn.Module) -> None:
@@ -233,45 +235,45 @@ class LayerPairs:
         }
         self.names = tuple(mine)
         self.skipped: set[str] = set()
+        self._watching = False
         self._seen: dict[str, list[Tensor]] = {}
         self._wanted: dict[str, list[Tensor]] = {}
         self._handles = [
-            *(m.register_forward_hook(_keep(self._seen, name)) for name, m in mine.items()),
-            *(theirs[n].register_forward_hook(_keep(self._wanted, n)) for n in self.names),
+            *(m.register_forward_hook(self._keep(self._seen, name)) for name, m in mine.items()),
+            *(theirs[n].register_forward_hook(self._keep(self._wanted, n)) for n in self.names),
         ]
+
+    def _keep(self, store: dict[str, list[Tensor]], name: str) -> Any:
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
+            if self._watching and (tensors := tensors_in(output)):
+                store.setdefault(name, []).append(tensors[0])
+
+        return hook
+
+    def __enter__(self) -> None:
+        self._watching = True
+
+    def __exit__(self, *_: object) -> None:
+        self._watching = False
 
     def gap(self) -> Tensor | None:
         """Return the mean over layers of the squared difference relative to the teacher's
         output's square, of the passes since the last call; None where no shapes agree."""
         found = []
         for name in self.names:
-            for mine, theirs in zip(
-                self._seen.get(name, []), self._wanted.get(name, []), strict=False
-            ):
+            pairs = zip(self._seen.get(name, []), self._wanted.get(name, []), strict=False)
+            for mine, theirs in pairs:
                 if mine.shape != theirs.shape:
                     self.skipped.add(name)
                     continue
                 theirs = theirs.float()
                 size = theirs.square().mean().clamp(min=1e-12)
                 found.append((mine.float() - theirs).square().mean() / size)
-        self.clear()
-        return torch.stack(found).mean() if found else None
-
-    def clear(self) -> None:
-        """Forget what was seen."""
         self._seen.clear()
         self._wanted.clear()
+        return torch.stack(found).mean() if found else None
 
     def remove(self) -> None:
         """Take the hooks off."""
         for handle in self._handles:
             handle.remove()
-
-
-def _keep(store: dict[str, list[Tensor]], name: str) -> Any:
-    def hook(_: nn.Module, __: Any, output: Any) -> None:
-        tensors = tensors_in(output)
-        if tensors:
-            store.setdefault(name, []).append(tensors[0])
-
-    return hook
