@@ -75,3 +75,8 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+def mlp(inputs: int, middle: int, outputs: int) -> nn.Sequential:
+    """Return the two layers that our own models are mostly made of."""
+    return nn.Sequential(nn.Linear(inputs, middle), nn.GELU(), nn.Linear(middle, outputs))

@@ -10,11 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.zoo.entry import Call, Entry
-
-
-def _mlp(inputs: int, middle: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(inputs, middle), nn.GELU(), nn.Linear(middle, outputs))
+from benchmarks.zoo.entry import Call, Entry, mlp
 
 
 @dataclass
@@ -46,7 +42,7 @@ class Dataclasses(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(60, 24)
-        self.layers, self.out = _mlp(24 + 8, 48, 32), nn.Linear(32, 4)
+        self.layers, self.out = mlp(24 + 8, 48, 32), nn.Linear(32, 4)
 
     def forward(self, question: Question) -> Answer:
         x = torch.cat([self.words(question.words).mean(1), question.numbers], -1)

@@ -10,11 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.zoo.entry import Entry
-
-
-def _mlp(inputs: int, middle: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(inputs, middle), nn.GELU(), nn.Linear(middle, outputs))
+from benchmarks.zoo.entry import Entry, mlp
 
 
 class Experts(nn.Module):
@@ -22,9 +18,9 @@ class Experts(nn.Module):
 
     def __init__(self, experts: int = 4) -> None:
         super().__init__()
-        self.before = _mlp(32, 64, 32)
+        self.before = mlp(32, 64, 32)
         self.router = nn.Linear(32, experts, bias=False)
-        self.experts = nn.ModuleList(_mlp(32, 64, 32) for _ in range(experts))
+        self.experts = nn.ModuleList(mlp(32, 64, 32) for _ in range(experts))
         self.out = nn.Linear(32, 8)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -44,7 +40,7 @@ class EarlyExit(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(_mlp(32, 48, 32) for _ in range(3))
+        self.blocks = nn.ModuleList(mlp(32, 48, 32) for _ in range(3))
         self.heads = nn.ModuleList(nn.Linear(32, 4) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -63,7 +59,7 @@ class LayerDrop(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(32), *_mlp(32, 64, 32)) for _ in range(4)
+            nn.Sequential(nn.LayerNorm(32), *mlp(32, 64, 32)) for _ in range(4)
         )
         self.out = nn.Linear(32, 10)
 
@@ -105,7 +101,7 @@ class Checkpointed(nn.Module):
     def __init__(self, reentrant: bool) -> None:
         super().__init__()
         self.reentrant = reentrant
-        self.blocks = nn.ModuleList(_mlp(32, 64, 32) for _ in range(2))
+        self.blocks = nn.ModuleList(mlp(32, 64, 32) for _ in range(2))
         self.out = nn.Linear(32, 6)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -120,7 +116,7 @@ class AuxiliaryHead(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.extra = _mlp(24, 48, 32), nn.Linear(32, 5)
+        self.body, self.extra = mlp(24, 48, 32), nn.Linear(32, 5)
         self.out = nn.Linear(32, 7)
 
     def forward(self, x: Tensor) -> Any:

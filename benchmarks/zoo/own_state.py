@@ -9,11 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from benchmarks.zoo.entry import Entry
-
-
-def _mlp(inputs: int, middle: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(inputs, middle), nn.GELU(), nn.Linear(middle, outputs))
+from benchmarks.zoo.entry import Entry, mlp
 
 
 class Frozen(nn.Module):
@@ -25,7 +21,7 @@ class Frozen(nn.Module):
             nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU()
         )
         self.backbone.requires_grad_(False)
-        self.head = _mlp(32, 48, 5)
+        self.head = mlp(32, 48, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -38,7 +34,7 @@ class Shared(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.block = _mlp(32, 64, 32)
+        self.block = mlp(32, 64, 32)
         self.a, self.b = nn.Linear(32, 32), nn.Linear(32, 32)
         self.b.weight = self.a.weight
         self.out = nn.Linear(32, 4)
@@ -144,7 +140,7 @@ class Renormed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(60, 32, max_norm=1.0)
-        self.layers = _mlp(32, 64, 4)
+        self.layers = mlp(32, 64, 4)
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.layers(self.words(ids).mean(1))

@@ -5,11 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from benchmarks.zoo.entry import Call, Entry
-
-
-def _mlp(inputs: int, middle: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(inputs, middle), nn.GELU(), nn.Linear(middle, outputs))
+from benchmarks.zoo.entry import Call, Entry, mlp
 
 
 class Ranking(nn.Module):
@@ -18,7 +14,7 @@ class Ranking(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tables = nn.ModuleList(nn.EmbeddingBag(n, 16, mode="sum") for n in (20, 30, 50))
-        self.bottom, self.top = _mlp(8, 32, 16), _mlp(16 + 6, 32, 1)
+        self.bottom, self.top = mlp(8, 32, 16), mlp(16 + 6, 32, 1)
 
     def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
         x = self.bottom(dense)
@@ -34,7 +30,7 @@ class Graph(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.message, self.update = _mlp(48, 48, 24), nn.GRUCell(24, 24)
+        self.message, self.update = mlp(48, 48, 24), nn.GRUCell(24, 24)
         self.out = nn.Linear(24, 3)
 
     def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
@@ -80,7 +76,7 @@ class Actor(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = _mlp(12, 64, 64)
+        self.body = mlp(12, 64, 64)
         self.mean, self.value = nn.Linear(64, 4), nn.Linear(64, 1)
         self.spread = nn.Parameter(torch.zeros(4))
 
@@ -96,7 +92,7 @@ class Flow(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.nets = nn.ModuleList(_mlp(8, 48, 16) for _ in range(3))
+        self.nets = nn.ModuleList(mlp(8, 48, 16) for _ in range(3))
         for net in self.nets:
             nn.init.zeros_(net[2].weight)
 
@@ -115,7 +111,7 @@ class Quantised(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.into, self.out = _mlp(24, 48, 16), _mlp(16, 48, 24)
+        self.into, self.out = mlp(24, 48, 16), mlp(16, 48, 24)
         self.codes = nn.Embedding(40, 16)
         nn.init.normal_(self.codes.weight, std=0.2)
 
@@ -158,7 +154,7 @@ class Hyper(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.make = _mlp(6, 48, 10 * 16 + 16)
+        self.make = mlp(6, 48, 10 * 16 + 16)
         self.out = nn.Linear(16, 3)
 
     def forward(self, x: Tensor, about: Tensor) -> Tensor:
@@ -206,7 +202,7 @@ class Mixed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(24, 48)
-        self.body = _mlp(48, 64, 48).bfloat16()
+        self.body = mlp(48, 64, 48).bfloat16()
         self.out = nn.Linear(48, 5)
 
     def forward(self, x: Tensor) -> Tensor:

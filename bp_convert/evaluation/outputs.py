@@ -30,43 +30,38 @@ def forward(model: nn.Module, args: Args, kwargs: Kwargs, number: int = 0) -> An
         return run(model, *adapt(model, args, kwargs))
 
 
-def main_output(raw: Any, rows: int) -> Tensor:
-    """Return the tensor that counts, on the CPU and without its graph.
-
-    Args:
-        raw: what the model returned.
-        rows: examples in the batch.
+def main_output(raw: Any, args: Args, kwargs: Kwargs) -> Tensor:
+    """Return ``live_output`` on the CPU and without its graph.
 
     Raises:
         DataError: there is none, its first axis is not the batch, or it holds NaN.
     """
-    found = live_output(raw, rows)
+    found = live_output(raw, args, kwargs)
     if bool(torch.isnan(found).any()):
         raise _no_output("outputs that are NaN")
     return found.detach().cpu()
 
 
-def live_output(raw: Any, rows: int) -> Tensor:
+def live_output(raw: Any, args: Args, kwargs: Kwargs) -> Tensor:
     """Return the tensor that counts: logits, else last_hidden_state, else the first floating one.
 
     Args:
         raw: what the model returned.
-        rows: examples in the batch.
+        args, kwargs: the batch that it ran on.
 
     Returns:
-        (rows, ...), where it is and with its graph.
+        (N, ...), where it is and with its graph.
 
     Raises:
         DataError: there is none, or its first axis is not the batch.
     """
-    found: Tensor | None = None
-    for name in ("logits", "last_hidden_state"):
-        value = raw.get(name) if isinstance(raw, Mapping) else getattr(raw, name, None)
-        if isinstance(value, Tensor):
-            found = value
-            break
-    if found is None:
-        found = next((one for one in tensors_in(raw) if one.is_floating_point()), None)
+    named = (
+        raw.get(name) if isinstance(raw, Mapping) else getattr(raw, name, None)
+        for name in ("logits", "last_hidden_state")
+    )
+    floats = (one for one in tensors_in(raw) if one.is_floating_point())
+    found = next((one for one in (*named, *floats) if isinstance(one, Tensor)), None)
+    rows = rows_in((args, kwargs))
     if found is None:
         raise _no_output(f"a {type(raw).__name__} without floating-point numbers")
     if found.dim() == 0 or found.shape[0] != rows:
@@ -102,7 +97,7 @@ class Seen:
     @cached_property
     def outputs(self) -> Tensor:
         """(N, ...), the tensor of ``raw`` that counts."""
-        return main_output(self.raw, rows_in((self.args, self.kwargs)))
+        return main_output(self.raw, self.args, self.kwargs)
 
     @property
     def mask(self) -> Tensor | None:

@@ -12,7 +12,6 @@ from bp_convert.evaluation.meters import meter_factory
 from bp_convert.evaluation.outputs import Seen, forward, main_output, unusable
 from bp_convert.graph.clone import clone
 from bp_convert.graph.running import Args, Kwargs
-from bp_convert.graph.tree import rows_in
 from bp_convert.values.score import Score
 
 KEPT_BYTES = 2**30  # of the source's outputs; those that do not fit are computed again
@@ -92,7 +91,7 @@ class Scorer:
         if i in self._kept:
             return self._kept[i]
         raw = forward(self._source, args, kwargs, i) if raw is None else raw
-        outputs = main_output(raw, rows_in((args, kwargs)))
+        outputs = main_output(raw, args, kwargs)
         size = outputs.numel() * outputs.element_size()
         if size <= self._room:
             self._room -= size

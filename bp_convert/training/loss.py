@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bp_convert.calibration.tap import token_mask
 from bp_convert.errors import DataError
 from bp_convert.evaluation.outputs import live_output, token_ids
-from bp_convert.graph.tree import rows_in, tensors_in
+from bp_convert.graph.tree import tensors_in
 from bp_convert.kinds import is_twin
 from bp_convert.training.feed import Micro
 from bp_convert.values.training import Distill
@@ -77,7 +77,7 @@ class Objective:
             reference: the teacher's output (N, ...).
             gap: mean relative squared error of layers' outputs.
         """
-        out = live_output(raw, rows_in((micro.args, micro.kwargs))).float()
+        out = live_output(raw, micro.args, micro.kwargs).float()
         mask = token_mask((micro.args, micro.kwargs))
         terms: list[Tensor] = []
         if self._labels:
@@ -146,7 +146,7 @@ def objective_for(
     Raises:
         DataError: the labels do not fit the outputs, or there is nothing to learn from.
     """
-    out = live_output(raw, rows_in((micro.args, micro.kwargs)))
+    out = live_output(raw, micro.args, micro.kwargs)
     if reference is not None and reference.shape != out.shape:
         raise DataError(
             where="the teacher",

@@ -11,7 +11,7 @@ from bp_convert.evaluation.meters import meter_factory
 from bp_convert.evaluation.outputs import Seen, forward, live_output
 from bp_convert.graph.example import adapt
 from bp_convert.graph.running import draws_kept, quiet_forward, same_draws
-from bp_convert.graph.tree import map_tensors, rows_in
+from bp_convert.graph.tree import map_tensors
 from bp_convert.training.engine import Engine
 from bp_convert.training.feed import Feed, Micro
 from bp_convert.training.loss import Objective
@@ -68,7 +68,7 @@ class Validation:
             value = float(self.objective(raw, there, reference))
             share = micro.share * micro.total  # of all processes' examples
             loss, weight = loss + value * share, weight + share
-            if not torch.isfinite(live_output(raw, rows_in((micro.args, micro.kwargs)))).all():
+            if not torch.isfinite(live_output(raw, micro.args, micro.kwargs)).all():
                 meter = None
             if meter is not None:
                 beside = None if reference is None else reference.float().cpu()
@@ -96,7 +96,7 @@ def taught(teacher: nn.Module, there: Micro) -> Tensor:
     """
     with torch.no_grad(), draws_kept(teacher):
         raw = teacher(*there.args, **there.kwargs)
-    return live_output(raw, rows_in((there.args, there.kwargs))).detach()
+    return live_output(raw, there.args, there.kwargs).detach()
 
 
 def to_device(micro: Micro, model: nn.Module) -> Micro:
