@@ -24,33 +24,26 @@ def _small(name: str, by: int, keep: int, options: dict[str, Any]) -> nn.Module:
     return lively(model)
 
 
-def _built(path: str, options: dict[str, Any]) -> nn.Module:
+def _built(path: str, config: str, size: int, options: dict[str, Any]) -> nn.Module:
     import timm.models
 
     home, _, kind = path.rpartition(".")
-    return lively(getattr(getattr(timm.models, home), kind)(num_classes=CLASSES, **options))
+    room = getattr(timm.models, home)
+    if not config:
+        return lively(getattr(room, kind)(num_classes=CLASSES, **options))
+    more = {} if kind == "NormFreeNet" else {"img_size": (size, size)}
+    asked = getattr(room, config)(**options)
+    return lively(getattr(room, kind)(asked, num_classes=CLASSES, **more))
 
 
-def _class(path: str, size: int = 32, **options: Any) -> Entry:
-    """Return an entry for a class in its own module, where no registered name is small enough."""
+def _class(path: str, size: int = 32, config: str = "", **options: Any) -> Entry:
+    """Return an entry for a class in its own module, where no registered name is small enough.
+
+    Args:
+        config: name of the class that takes the options, where it is not that class itself.
+    """
     name = path.partition(".")[0] + "-" + path.rpartition(".")[2]
-    build = partial(_built, path, options)
-    return Entry(f"timm/{name}", build, (f"3x{size}x{size}",), settled=True)
-
-
-def _configured(path: str, config: str, size: int, options: dict[str, Any]) -> Entry:
-    """Return an entry for a class that takes a configuration of its own."""
-
-    def build() -> nn.Module:
-        import timm.models
-
-        home, _, kind = path.rpartition(".")
-        room = getattr(timm.models, home)
-        more = {} if kind == "NormFreeNet" else {"img_size": (size, size)}
-        made = getattr(room, kind)(getattr(room, config)(**options), num_classes=CLASSES, **more)
-        return lively(made)
-
-    name = path.partition(".")[0] + "-" + path.rpartition(".")[2]
+    build = partial(_built, path, config, size, options)
     return Entry(f"timm/{name}", build, (f"3x{size}x{size}",), settled=True)
 
 
@@ -122,19 +115,16 @@ ENTRIES = (
     _entry("mobilenetv3_small_050"),
     _entry("fbnetv3_b"),
     _entry("mobilenetv4_conv_small"),
-    _configured(
+    _class(
         "nfnet.NormFreeNet",
-        "NfCfg",
-        32,
-        {
-            "depths": FOUR,
-            "channels": (16, 32, 48, 64),
-            "stem_chs": 16,
-            "group_size": 8,
-            "attn_layer": "se",
-            "attn_kwargs": {"rd_ratio": 0.5},
-            "num_features": 64,
-        },
+        config="NfCfg",
+        depths=FOUR,
+        channels=(16, 32, 48, 64),
+        stem_chs=16,
+        group_size=8,
+        attn_layer="se",
+        attn_kwargs={"rd_ratio": 0.5},
+        num_features=64,
     ),
     _class(
         "rdnet.RDNet",
@@ -210,16 +200,14 @@ ENTRIES = (
     ),
     _entry("lowformer_b0", by=1),
     _entry("test_mambaout", by=1),
-    _configured(
+    _class(
         "maxxvit.MaxxVit",
-        "MaxxVitCfg",
         64,
-        {
-            "embed_dim": (16, 32, 32, 64),
-            "depths": FOUR,
-            "block_type": ("C", "C", "T", "M"),
-            "stem_width": 16,
-        },
+        "MaxxVitCfg",
+        embed_dim=(16, 32, 32, 64),
+        depths=FOUR,
+        block_type=("C", "C", "T", "M"),
+        stem_width=16,
     ),
     _class("metaformer.MetaFormer", depths=FOUR, dims=WIDTHS),
     _entry("mobilevit_xxs", by=1),
@@ -252,7 +240,7 @@ ENTRIES = (
     ),
     _entry("hiera_tiny_224", 64, by=1, img_size=(64, 64), embed_dim=16),
     _entry("sam2_hiera_tiny", 64, by=1, embed_dim=16),
-    _configured("mvitv2.MultiScaleVit", "MultiScaleVitCfg", 32, {"depths": FOUR, "embed_dim": 16}),
+    _class("mvitv2.MultiScaleVit", config="MultiScaleVitCfg", depths=FOUR, embed_dim=16),
     _class(
         "nest.Nest",
         img_size=32,

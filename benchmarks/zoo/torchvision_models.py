@@ -44,40 +44,24 @@ def _filled(model: nn.Module) -> nn.Module:
     return model
 
 
-def _alexnet() -> nn.Module:
-    return _light("alexnet")
-
-
 def _vit() -> nn.Module:
     model = vision_transformer.VisionTransformer(32, 8, 2, 4, 32, 64, num_classes=CLASSES)
     return lively(model)
 
 
-def _swin(block: Any, merging: Any) -> nn.Module:
-    from torchvision.models.swin_transformer import SwinTransformer
+def _swin(version: str) -> nn.Module:
+    from torchvision.models import swin_transformer as home
 
-    return SwinTransformer(
+    return home.SwinTransformer(
         [4, 4],
         16,
         [2, 2],
         [2, 4],
         [4, 4],
         num_classes=CLASSES,
-        block=block,
-        downsample_layer=merging,
+        block=getattr(home, f"SwinTransformerBlock{version}"),
+        downsample_layer=getattr(home, f"PatchMerging{version}"),
     )
-
-
-def _swin_v1() -> nn.Module:
-    from torchvision.models.swin_transformer import PatchMerging, SwinTransformerBlock
-
-    return _swin(SwinTransformerBlock, PatchMerging)
-
-
-def _swin_v2() -> nn.Module:
-    from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformerBlockV2
-
-    return _swin(SwinTransformerBlockV2, PatchMergingV2)
 
 
 def _convnext() -> nn.Module:
@@ -137,10 +121,6 @@ def _detector(name: str, **options: Any) -> nn.Module:
 def _pictures(*sizes: tuple[int, int]) -> Call:
     """Return one argument, a list of pictures of several sizes."""
     return ([torch.rand(3, *size) for size in sizes or ((64, 72), (80, 64))],), {}
-
-
-def _video(name: str, by: int = 4) -> nn.Module:
-    return lively(thin(shallow(get_model(name, weights=None, num_classes=CLASSES), 1), by))
 
 
 def _s3d() -> nn.Module:
@@ -214,7 +194,7 @@ SCORED: dict[str, Any] = {"score_thresh": 0.0, "detections_per_img": 10, "topk_c
 RPN = ("backbone", "rpn.head")
 
 ENTRIES = (
-    _entry("alexnet", _alexnet),
+    _entry("alexnet", partial(_light, "alexnet")),
     _entry("convnext", _convnext, 32),
     _entry("densenet121", _densenet, 32),
     _entry("efficientnet_b0", partial(_small, "efficientnet_b0", 4), 32),
@@ -240,8 +220,8 @@ ENTRIES = (
     _entry("shufflenet_v2_x0_5", partial(_small, "shufflenet_v2_x0_5", 1), 32),
     _entry("squeezenet1_0", partial(_small, "squeezenet1_0", 2)),
     _entry("squeezenet1_1", partial(_small, "squeezenet1_1", 2)),
-    _entry("swin", _swin_v1, 32),
-    _entry("swin_v2", _swin_v2, 32),
+    _entry("swin", partial(_swin, ""), 32),
+    _entry("swin_v2", partial(_swin, "V2"), 32),
     _entry("vgg11", partial(_light, "vgg11", init_weights=False), 32),
     _entry("vgg11_bn", partial(_light, "vgg11_bn", init_weights=False), 32),
     _entry("vit", _vit, 32),
@@ -286,9 +266,9 @@ ENTRIES = (
         "backbone",
         "head",
     ),
-    Entry("torchvision/r3d_18", partial(_video, "r3d_18"), ("3x4x32x32",), settled=True),
-    Entry("torchvision/mc3_18", partial(_video, "mc3_18"), ("3x4x32x32",), settled=True),
-    Entry("torchvision/r2plus1d_18", partial(_video, "r2plus1d_18"), ("3x4x32x32",), settled=True),
+    Entry("torchvision/r3d_18", partial(_small, "r3d_18"), ("3x4x32x32",), settled=True),
+    Entry("torchvision/mc3_18", partial(_small, "mc3_18"), ("3x4x32x32",), settled=True),
+    Entry("torchvision/r2plus1d_18", partial(_small, "r2plus1d_18"), ("3x4x32x32",), settled=True),
     Entry("torchvision/s3d", _s3d, ("3x16x64x64",), settled=True),
     Entry("torchvision/mvit_v1", _mvit, ("3x4x32x32",), settled=True),
     Entry(
