@@ -85,7 +85,7 @@ def recount(model: nn.Module, plan: Plan, sample: SampleInputs | None = None) ->
     if sample and plan.macs is not None:
         with suppress(TraceError):  # then the old count of multiply-adds is dropped, not kept
             names = [layer.name for layer in plan.layers]
-            args, kwargs = sample.cpu(model, 1)
+            args, kwargs = sample.batch(model, 1, device="cpu")
             seen = observe(model, names, args, kwargs, examples=max(1, rows_in((args, kwargs))))
     return with_counts(model, plan, seen, sample=sample, edited=True)
 
@@ -96,7 +96,7 @@ def _counted(
     """Run a widened model on shapes alone; None where it looks at its data, or is not widened."""
     if seen.on_data or not sample or not plan.resizes:
         return None
-    args, kwargs = sample.cpu(empty, 1)
+    args, kwargs = sample.batch(empty, 1, device="cpu")
     names = [layer.name for layer in plan.layers]
     try:
         return observe_shapes(empty, names, args, kwargs, examples=seen.examples)

@@ -75,10 +75,6 @@ class SampleInputs:
             return adapt(model, *some, device=device)
         return make_inputs(model, self.specs, batch=rows, seed=seed, device=device)
 
-    def cpu(self, model: nn.Module, rows: int) -> tuple[Args, Kwargs]:
-        """Return a batch on the CPU."""
-        return self.batch(model, rows, device="cpu")
-
 
 def make_inputs(
     model: nn.Module,

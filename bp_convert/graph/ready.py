@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from bp_convert.errors import PlanError
@@ -23,7 +23,12 @@ def check_ready(model: object, *, values: bool = True) -> None:
     """
     if not isinstance(model, nn.Module):
         raise _no_model(model)
-    held = [(name, module, one) for name, module in model.named_modules() for one in _own(module)]
+    held = [
+        (name, module, one)
+        for name, module in model.named_modules()
+        for own in (module.named_parameters, module.named_buffers)
+        for one in own(recurse=False)
+    ]
     lazy = [(name, module) for name, module, (_, tensor) in held if is_lazy(tensor)]
     if lazy:
         name, module = lazy[0]
@@ -69,8 +74,3 @@ def _no_model(thing: object) -> PlanError:
         allowed="an nn.Module",
         fix=fix,
     )
-
-
-def _own(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return the parameters and buffers of this very module."""
-    return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]

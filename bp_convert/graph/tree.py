@@ -15,14 +15,23 @@ _OPAQUE = (nn.Module, type, types.FunctionType, types.ModuleType)
 
 
 def named_tensors(
-    value: Any, path: str = "", *, objects: bool = False
+    value: Any, path: str = "", *, objects: bool = False, above: tuple[int, ...] = ()
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of an output with words for where each lies in it, such as ``output 0``.
 
     Args:
         objects: look also into objects that are no containers, such as a cache of keys and values.
+        above: the ``id`` of what it lies in, which is not looked into again.
     """
-    yield from _named(value, path, objects, ())
+    if isinstance(value, Tensor):
+        yield path or "output", value
+    elif id(value) not in above:
+        for key, child in children(value, objects=objects):
+            if isinstance(key, int):
+                where = f"{path}[{key}]" if path else f"output {key}"
+            else:
+                where = f"{path}.{key}" if path else f"output {str(key)!r}"
+            yield from named_tensors(child, where, objects=objects, above=(*above, id(value)))
 
 
 def tensors_in(value: Any, *, objects: bool = False) -> list[Tensor]:
@@ -30,9 +39,28 @@ def tensors_in(value: Any, *, objects: bool = False) -> list[Tensor]:
     return [tensor for _, tensor in named_tensors(value, objects=objects)]
 
 
-def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Return ``value`` with every tensor in it exchanged; what holds none is not copied."""
-    return _mapped(function, value, ())
+def map_tensors(
+    function: Callable[[Tensor], Tensor], value: Any, above: tuple[int, ...] = ()
+) -> Any:
+    """Return ``value`` with every tensor in it exchanged; what holds none is not copied.
+
+    Args:
+        above: the ``id`` of what it lies in, which is not looked into again.
+    """
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, PackedSequence):  # its batch sizes stay on the CPU, as torch wants them
+        order = (value.sorted_indices, value.unsorted_indices)
+        data = function(value.data)
+        moved = (None if one is None else one.to(data.device) for one in order)
+        return PackedSequence(data, value.batch_sizes, *moved)
+    if id(value) in above:
+        return value
+    old = children(value, objects=True)
+    new = [(key, map_tensors(function, child, (*above, id(value)))) for key, child in old]
+    if all(a is b for (_, a), (_, b) in zip(old, new, strict=True)):
+        return value
+    return _rebuilt(value, new)
 
 
 def rows_in(value: Any) -> int:
@@ -48,22 +76,6 @@ def rows_in(value: Any) -> int:
     if isinstance(value, list) and value and isinstance(value[0], Tensor):
         return len(value)
     return next((n for _, child in children(value, objects=True) if (n := rows_in(child))), 0)
-
-
-def _named(
-    value: Any, path: str, objects: bool, above: tuple[int, ...]
-) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield path or "output", value
-        return
-    if id(value) in above:
-        return
-    for key, child in children(value, objects=objects):
-        if isinstance(key, int):
-            where = f"{path}[{key}]" if path else f"output {key}"
-        else:
-            where = f"{path}.{key}" if path else f"output {str(key)!r}"
-        yield from _named(child, where, objects, (*above, id(value)))
 
 
 def children(value: Any, *, objects: bool) -> list[tuple[Any, Any]]:
@@ -83,23 +95,6 @@ def children(value: Any, *, objects: bool) -> list[tuple[Any, Any]]:
     if objects and not isinstance(value, _OPAQUE) and hasattr(value, "__dict__"):
         return list(vars(value).items())
     return []
-
-
-def _mapped(function: Callable[[Tensor], Tensor], value: Any, above: tuple[int, ...]) -> Any:
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, PackedSequence):  # its batch sizes stay on the CPU, as torch wants them
-        order = (value.sorted_indices, value.unsorted_indices)
-        data = function(value.data)
-        moved = (None if one is None else one.to(data.device) for one in order)
-        return PackedSequence(data, value.batch_sizes, *moved)
-    if id(value) in above:
-        return value
-    old = children(value, objects=True)
-    new = [(key, _mapped(function, child, (*above, id(value)))) for key, child in old]
-    if all(a is b for (_, a), (_, b) in zip(old, new, strict=True)):
-        return value
-    return _rebuilt(value, new)
 
 
 def _rebuilt(value: Any, children: list[tuple[Any, Any]]) -> Any:

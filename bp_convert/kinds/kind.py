@@ -29,7 +29,7 @@ from bp_convert.kinds.spread import Spread
 from bp_convert.kron.compute import to_compute
 from bp_convert.kron.contract import bilinear_macs
 from bp_convert.kron.pairs import divisor_pairs
-from bp_convert.layers.carry import fields_of
+from bp_convert.layers.carry import adopt, fields_of
 from bp_convert.values.settings import Pairs
 from bp_convert.values.tensors import TensorSpec
 
@@ -251,13 +251,7 @@ class Kind:
 
     def carry(self, module: nn.Module, twin: nn.Module) -> None:
         """Carry over the training flag and which parameters are trained."""
-        twin.train(module.training)
-        weight = next((p for n, p in module.named_parameters() if n.startswith("weight")), None)
-        bias = next((p for n, p in module.named_parameters() if n.startswith("bias")), None)
-        for name, parameter in twin.named_parameters():
-            source = bias if name.startswith("bias") else weight
-            if source is not None:
-                parameter.requires_grad_(source.requires_grad)
+        adopt(twin, module)
 
     # What the search for pairs and the fit to data see of a layer
 

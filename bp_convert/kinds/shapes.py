@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from bp_convert.torch_private import parameters_of
 
 Shape = tuple[int, ...]
+Size = int | Shape
 Dim = int | torch.SymInt
 Attr = Dim | tuple[Dim, ...]
 

@@ -30,12 +30,15 @@ def unusual(layer: nn.Module, names: Sequence[str]) -> list[str]:
     ]
 
 
-def adopt(twin: M, dense: Any) -> M:
-    """Give a fitted twin the dense layer's bias, what is trained, and the training flag."""
-    source: Any = twin
-    for factor in (source.w1, source.w2):
-        factor.requires_grad_(dense.weight.requires_grad)
-    _bias(dense, source)
+def adopt(twin: M, dense: nn.Module) -> M:
+    """Give a twin the dense layer's training flag, and train of it what is trained there."""
+    held = list(dense.named_parameters())
+    weight = next((p for name, p in held if name.startswith("weight")), None)
+    bias = next((p for name, p in held if name.startswith("bias")), None)
+    for name, parameter in twin.named_parameters():
+        source = bias if name.startswith("bias") else weight
+        if source is not None:
+            parameter.requires_grad_(source.requires_grad)
     return twin.train(dense.training)
 
 
@@ -45,19 +48,13 @@ def blank(kind: type[M], fields: dict[str, Any], like: torch.Tensor) -> M:
     return kind(**fields, device="meta", dtype=like.dtype).to_empty(device=like.device)
 
 
+@torch.no_grad()
 def release(dense: M, twin: Any) -> M:
     """Give a dense layer its twin's weight and bias, what is trained, and the training flag."""
     target: Any = dense
-    with torch.no_grad():
-        target.weight.copy_(twin.dense_weight())
+    target.weight.copy_(twin.dense_weight())
     target.weight.requires_grad_(twin.w1.requires_grad)
-    _bias(twin, target)
+    if getattr(target, "bias", None) is not None:
+        target.bias.copy_(twin.bias)
+        target.bias.requires_grad_(twin.bias.requires_grad)
     return dense.train(twin.training)
-
-
-def _bias(source: Any, target: Any) -> None:
-    bias = getattr(target, "bias", None)
-    if bias is not None:
-        with torch.no_grad():
-            bias.copy_(source.bias)
-        bias.requires_grad_(source.bias.requires_grad)

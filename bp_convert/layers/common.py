@@ -76,6 +76,10 @@ class BilinearLayer(nn.Module):
             dtype=layer.weight.dtype,
         )
         new.fit_(layer.weight)
+        bias = getattr(new, "bias", None)
+        if bias is not None:
+            with torch.no_grad():
+                bias.copy_(layer.bias)
         return adopt(new, layer)
 
     @torch.no_grad()

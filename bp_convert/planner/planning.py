@@ -28,8 +28,8 @@ from bp_convert.surgery import fingerprint
 from bp_convert.values.plan import AttrChange, LayerPlan, Plan
 from bp_convert.values.progress import Progress
 from bp_convert.values.settings import Settings
+from bp_convert.widths.plan_writer import WidthPlan
 from bp_convert.widths.widen import widen
-from bp_convert.widths.width_plan import WidthPlan
 
 WIDTH_BATCH = 2  # more than one example, so that no width is mistaken for the batch
 
@@ -147,7 +147,7 @@ class _Planning:
                 "and the output layer is taken to be the last one; give --input or --calibrate"
             )
             return None
-        args, kwargs = sample.cpu(self.model, 1)
+        args, kwargs = sample.batch(self.model, 1, device="cpu")
         names = [site.name for site in self.sites]
         rows = max(1, rows_in((args, kwargs)))
         try:
@@ -168,7 +168,7 @@ class _Planning:
                 allowed="an input to run the model on: widening follows what the forward does",
                 fix="describe it with --input, such as --input 3x224x224",
             )
-        args, kwargs = sample.drawn.cpu(self.model, WIDTH_BATCH)
+        args, kwargs = sample.drawn.batch(self.model, WIDTH_BATCH, device="cpu")
         targets = {
             site.name: site.kind.name
             for site in self.sites

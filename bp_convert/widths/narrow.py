@@ -15,8 +15,7 @@ from bp_convert.graph.running import Args, Kwargs
 from bp_convert.graph.walk import walk
 from bp_convert.widths.analysis import Analysis
 from bp_convert.widths.new_sizes import NewSizes
-from bp_convert.widths.plan_writer import PlanWriter
-from bp_convert.widths.width_plan import WidthPlan
+from bp_convert.widths.plan_writer import PlanWriter, WidthPlan
 
 STEPS = 12  # halvings of the share: finer than any layer has outputs
 
@@ -64,7 +63,9 @@ def narrow(
     best: tuple[WidthPlan, NewSizes, float] | None = None
     for _ in range(STEPS):
         share = (low + high) / 2
-        sizes = _new_sizes(analysis, targets, share)
+        sizes = analysis.new_sizes(targets, share)
+        sizes.layers = {name: replace(one, squared=False) for name, one in sizes.layers.items()}
+        sizes.settle()
         plan = PlanWriter(analysis, sizes).plan()
         size = whole + sum(
             prod(one.after) - prod(one.before) for one in plan.resizes if one.name in parameters
@@ -84,13 +85,6 @@ def narrow(
     if not plan.resizes:
         raise _refused(model, "no layer's outputs are free to be left out")
     return Narrow(plan, _groups(analysis, sizes, plan), share)
-
-
-def _new_sizes(analysis: Analysis, targets: dict[str, str], share: float) -> NewSizes:
-    sizes = analysis.new_sizes(targets, share)
-    sizes.layers = {name: replace(one, squared=False) for name, one in sizes.layers.items()}
-    sizes.settle()
-    return sizes
 
 
 def _groups(analysis: Analysis, sizes: NewSizes, plan: WidthPlan) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Chosen sizes written down as a plan, with a reason in words for every layer that stays."""
+"""Chosen sizes written down as a plan of widths, with a reason for every layer that stays."""
 
 from __future__ import annotations
 
@@ -9,12 +9,39 @@ import sympy
 from torch import nn
 
 from bp_convert.kinds import Kind
-from bp_convert.kinds.shapes import Attr
+from bp_convert.kinds.shapes import Attr, Size
 from bp_convert.values.plan import AttrChange, Resize
 from bp_convert.widths.analysis import Analysis
 from bp_convert.widths.new_sizes import NewSizes
 from bp_convert.widths.symbols import expr_of
-from bp_convert.widths.width_plan import Size, TargetWidth, WidthPlan
+
+
+@dataclass(frozen=True)
+class TargetWidth:
+    """The widths of one layer before and after, and why its output stays (None: it grows)."""
+
+    inputs: tuple[int, int]
+    outputs: tuple[int, int]
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class WidthPlan:
+    """All widths of a model after widening.
+
+    Attributes:
+        targets: every layer that some kind speaks for, by its first name.
+        resizes: every tensor that changes shape.
+        attrs: every attribute that changes.
+        failure: why nothing could be widened, in words. None where the model ran at these sizes,
+            with outputs of the same shapes, in eval mode and in train mode (in eval mode only
+            where the source does not run in train mode either).
+    """
+
+    targets: dict[str, TargetWidth]
+    resizes: tuple[Resize, ...] = ()
+    attrs: tuple[AttrChange, ...] = ()
+    failure: str | None = None
 
 
 @dataclass(frozen=True)

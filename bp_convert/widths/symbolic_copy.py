@@ -17,12 +17,11 @@ from bp_convert.graph.fake import stub
 from bp_convert.graph.fake_run import watch
 from bp_convert.graph.origin import Origin
 from bp_convert.graph.reshape import held, owner_of
-from bp_convert.kinds.shapes import Attr, Dim, Form, Sizes
+from bp_convert.kinds.shapes import Attr, Dim, Form, Size, Sizes
 from bp_convert.torch_private import buffers_of, parameters_of
 from bp_convert.widths.symbolic_mode import SymbolicMode
 from bp_convert.widths.symbols import Equality, SizeEnv, expr_of
 from bp_convert.widths.width_forms import form_of
-from bp_convert.widths.width_plan import Size
 
 _HEAD = re.compile(
     r"(^|_)(head_?(dim|size|width|channels)|dim_?(per_)?head|d_(kv|head)|(key|value|proj)_dim)$"

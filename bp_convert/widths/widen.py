@@ -20,9 +20,8 @@ from bp_convert.graph.fake_run import FakeRun, ForwardError, Shapes
 from bp_convert.graph.running import Args, Kwargs
 from bp_convert.graph.walk import walk
 from bp_convert.widths.analysis import Analysis
-from bp_convert.widths.plan_writer import PlanWriter, unchanged
+from bp_convert.widths.plan_writer import PlanWriter, WidthPlan, unchanged
 from bp_convert.widths.symbols import expr_of
-from bp_convert.widths.width_plan import WidthPlan
 
 _TRIES = 16  # runs at new sizes that may be spent on finding what does not widen
 

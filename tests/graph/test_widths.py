@@ -12,8 +12,8 @@ from torch.nn.utils.parametrizations import weight_norm
 import bp_convert
 from bp_convert.graph.walk import walk
 from bp_convert.kinds import KINDS
+from bp_convert.widths.plan_writer import TargetWidth, WidthPlan
 from bp_convert.widths.widen import widen
-from bp_convert.widths.width_plan import TargetWidth, WidthPlan
 from tests.tiny_models import TINY, Chain, Tied
 
 # Inputs and outputs of every layer at alpha 2, worked out by hand: Linear, Embedding and LSTM
