@@ -11,8 +11,7 @@ from bp_convert.render.summary import verdict
 from bp_convert.render.words import value_of
 from bp_convert.surgery import Converted
 from bp_convert.values.plan import Plan
-from bp_convert.values.report import Report
-from bp_convert.values.score import Score
+from bp_convert.values.report import Report, Score
 from bp_convert.values.training import Trained
 
 MISSED = "fitted to its weight alone: "

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bp_convert.data import Examples, from_tensors
 from bp_convert.evaluation import Scorer, scorer
-from bp_convert.values.score import Score
+from bp_convert.values.report import Score
 from tests.data.crafted import refuses
 
 CALLS: Counter[str] = Counter()

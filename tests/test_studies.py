@@ -13,7 +13,7 @@ import bp_convert
 from bp_convert import pipeline
 from bp_convert.errors import DataError, PlanError
 from bp_convert.studies import probe, recommended, sweep
-from bp_convert.values.score import Score
+from bp_convert.values.report import Score
 from bp_convert.values.settings import Settings
 from bp_convert.values.study import Point, Probe
 from bp_convert.values.target import Target

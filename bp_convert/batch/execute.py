@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -23,29 +22,6 @@ from bp_convert.values.outcome import Outcome, Summary
 from bp_convert.values.progress import Onlooker
 
 FORMS = ("json", "csv", "html", "md")
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a recipe is run.
-
-    Attributes:
-        folder: of results.
-        jobs: at a time.
-        executor: worker processes of this machine, or a Ray cluster.
-        only: patterns of names; empty means all jobs.
-        resume: go on with what an earlier run left.
-        force: do finished jobs again.
-        keep_going: start further jobs after one has failed.
-    """
-
-    folder: Path
-    jobs: int = 1
-    executor: Literal["local", "ray"] = "local"
-    only: tuple[str, ...] = ()
-    resume: bool = False
-    force: bool = False
-    keep_going: bool = False
 
 
 def selected(book: Book, only: Sequence[str]) -> list[Stated]:
@@ -70,28 +46,47 @@ def selected(book: Book, only: Sequence[str]) -> list[Stated]:
     ]
 
 
-def run_recipe(book: Book, options: Options, watch: Onlooker) -> Summary:
-    """Run the jobs of a recipe that are not finished, and write the summary of all.
+def run_recipe(
+    book: Book,
+    chosen: Sequence[Stated],
+    folder: Path,
+    watch: Onlooker,
+    *,
+    jobs: int = 1,
+    executor: Literal["local", "ray"] = "local",
+    resume: bool = False,
+    force: bool = False,
+    keep_going: bool = False,
+) -> Summary:
+    """Run those jobs of a recipe that are not finished, and write the summary of all.
+
+    Args:
+        chosen: the jobs that are to run.
+        folder: of results.
+        jobs: at a time.
+        executor: worker processes of this machine, or a Ray cluster.
+        resume: go on with what an earlier run left.
+        force: do finished jobs again.
+        keep_going: start further jobs after one has failed.
 
     Raises:
         RecipeError: files are missing, the folder holds another run's results, or is in use.
         KeyboardInterrupt: passed on, once the workers have ended and the summary is written.
     """
-    chosen = selected(book, options.only)
     for one in chosen:
         check_files(one)
         check_scores(one)
-    results = Results(options.folder)
+    results = Results(folder)
     identities = Identities()
     tasks = [identities.task(one.job) for one in chosen]
     with results.held():
         results.sweep()
-        left = _left(book, tasks, results, options, watch)
+        left = _left(book, tasks, results, watch, resume=resume, force=force)
         known = {task.job.name: task.identity for task in tasks}
         try:
             if left:
-                executor = Cluster if options.executor == "ray" else Local
-                executor(results, options.jobs).run(left, watch, keep_going=options.keep_going)
+                kind = Cluster if executor == "ray" else Local
+                kind(results, jobs).run(left, watch, keep_going=keep_going)
         finally:
             results.sweep()
             for one in book.jobs:
@@ -105,12 +100,18 @@ def run_recipe(book: Book, options: Options, watch: Onlooker) -> Summary:
 
 
 def _left(
-    book: Book, tasks: Sequence[Task], results: Results, options: Options, watch: Onlooker
+    book: Book,
+    tasks: Sequence[Task],
+    results: Results,
+    watch: Onlooker,
+    *,
+    resume: bool,
+    force: bool,
 ) -> list[Task]:
     """Return the tasks that have to run; tell of those that are finished."""
     finished = [t for t in tasks if results.identity(t.job.name) == t.identity]
     there = results.names()
-    if there and not (options.resume or options.force):
+    if there and not (resume or force):
         raise RecipeError(
             where=str(results.folder),
             found=f"results of an earlier run: {len(there)} jobs, {len(finished)} of them as "
@@ -118,7 +119,7 @@ def _left(
             allowed="--resume to go on, --force to do them again, or another folder",
             fix="add --resume: finished jobs that nothing has changed for are kept",
         )
-    if options.force:
+    if force:
         for task in finished:
             shutil.rmtree(results.home(task.job.name))
         return list(tasks)

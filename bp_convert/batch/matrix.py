@@ -66,8 +66,18 @@ def combinations(matrix: Node | None, path: str = "matrix") -> list[Combination]
     ]
     exclude = matrix.get("exclude")
     for number, rule in enumerate(exclude.value if exclude is not None else ()):
+        where = f"{path}.exclude.{number}"
+        for key in rule.value:
+            if key not in lists:
+                raise unknown(at(rule.keys.get(key, rule.mark), where, key), key, list(lists))
         left = [one for one in found if not _matches(one, rule)]
-        _check_rule(rule, f"{path}.exclude.{number}", lists, less=len(left) < len(found))
+        if len(left) == len(found):
+            raise RecipeError(
+                where=at(rule.mark, where),
+                found="it excludes no combination",
+                allowed="a combination of the values in the lists",
+                fix="compare its values with those of the matrix, or remove it",
+            )
         found = left
     if not found:
         raise RecipeError(
@@ -95,19 +105,6 @@ def _matches(values: dict[str, Node], rule: Node) -> bool:
     return bool(wanted) and all(
         key in values and values[key].plain() == value for key, value in wanted.items()
     )
-
-
-def _check_rule(rule: Node, path: str, lists: dict[str, Node], *, less: bool) -> None:
-    for key in rule.value:
-        if key not in lists:
-            raise unknown(at(rule.keys.get(key, rule.mark), path, key), key, list(lists))
-    if not less:
-        raise RecipeError(
-            where=at(rule.mark, path),
-            found="it excludes no combination",
-            allowed="a combination of the values in the lists",
-            fix="compare its values with those of the matrix, or remove it",
-        )
 
 
 def label(key: str, node: Node) -> str:

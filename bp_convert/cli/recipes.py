@@ -81,7 +81,7 @@ def run(
 
         book = read_recipe(recipe)
         folder = output or book.output
-        from bp_convert.batch.execute import Options, run_recipe, selected
+        from bp_convert.batch.execute import run_recipe, selected
 
         chosen = selected(book, only or ())
         if dry_run:
@@ -96,19 +96,20 @@ def run(
             else:
                 show(shown_estimates(book.name, found))
             raise SystemExit(FAILED if failed else DONE)
-        options = Options(
-            folder=folder,
-            jobs=jobs,
-            executor=executor,
-            only=tuple(only or ()),
-            resume=resume,
-            force=force,
-            keep_going=keep_going,
-        )
         names = [one.job.name for one in chosen]
         try:
             with _watched(names, quiet=quiet or json_only) as watch:
-                summary = run_recipe(book, options, watch)
+                summary = run_recipe(
+                    book,
+                    chosen,
+                    folder,
+                    watch,
+                    jobs=jobs,
+                    executor=executor,
+                    resume=resume,
+                    force=force,
+                    keep_going=keep_going,
+                )
         except KeyboardInterrupt:
             print(
                 f"interrupted; what is finished is in {folder}, and --resume goes on",

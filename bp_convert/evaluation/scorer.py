@@ -12,7 +12,7 @@ from bp_convert.evaluation.meters import meter_factory
 from bp_convert.evaluation.outputs import Seen, forward, main_output, unusable
 from bp_convert.graph.clone import clone
 from bp_convert.graph.running import Args, Kwargs
-from bp_convert.values.score import Score
+from bp_convert.values.report import Score
 
 KEPT_BYTES = 2**30  # of the source's outputs; those that do not fit are computed again
 

@@ -16,7 +16,7 @@ from typing import ClassVar, TypeAlias
 from bp_convert.render.axis import Axis, quality
 from bp_convert.render.numbers import short
 from bp_convert.render.words import is_share
-from bp_convert.values.score import Score
+from bp_convert.values.report import Score
 
 COLOURS, SHAPES = 8, ("round", "square", "diamond", "triangle")
 _CORNERS = {

@@ -68,12 +68,8 @@ def legend(probe: Probe) -> str:
 
 
 def _pair(ours: float | None, svd: float | None) -> str:
-    one, two = (_short_error(value) for value in (ours, svd))
+    one, two = ("-" if e is None else f"{e:.2f}".removeprefix("0") for e in (ours, svd))
     return one if one == two else f"{one}/{two}"
-
-
-def _short_error(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}".removeprefix("0")
 
 
 def name_of(row: ProbeRow) -> str:

@@ -9,8 +9,7 @@ from math import isfinite
 from bp_convert.render import words
 from bp_convert.render.numbers import change, layers, percent, short
 from bp_convert.values.plan import LayerPlan, largest
-from bp_convert.values.report import Report
-from bp_convert.values.score import Score
+from bp_convert.values.report import Report, Score
 
 USABLE = 0.01  # relative difference of the outputs below which nothing needs to be trained
 SAME = 1e-4  # the same up to rounding, which a drawn input shows as well as any

@@ -8,8 +8,7 @@ from math import isfinite
 from bp_convert.render.numbers import change, layers, percent, short, size
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.plan import LayerPlan, Totals, grouped
-from bp_convert.values.report import Latency, Report, Verification
-from bp_convert.values.score import Score
+from bp_convert.values.report import Latency, Report, Score, Verification
 from bp_convert.values.training import Trained
 
 CLASSES = 12  # of modules without a kind that are named where not all are asked for
@@ -135,16 +134,12 @@ def verification(report: Report) -> list[str]:
     return [*lines, *found.notes]
 
 
-def difference(gap: float) -> str:
-    """Say how far outputs are from the source's."""
-    if not isfinite(gap):
-        return "are not finite"
-    return f"differ by {percent(gap)}" if gap < VAST else f"differ by more than {percent(VAST)}"
-
-
 def outputs(found: Verification) -> str:
     """Say how far each kind of output is from the source's."""
-    parts = [] if found.output_error is None else [difference(found.output_error)]
+    parts = []
+    if (gap := found.output_error) is not None:
+        far = f"differ by {percent(gap)}" if gap < VAST else f"differ by more than {percent(VAST)}"
+        parts.append(far if isfinite(gap) else "are not finite")
     if found.flips is not None:
         parts.append(f"of integers change in {percent(found.flips)} of the places")
     return " and ".join(parts)
@@ -188,43 +183,35 @@ def fitting(report: Report) -> list[str]:
     return lines
 
 
-def _trained_quality(trained: Trained) -> list[str]:
-    """Return each validation number: the teacher's, before, after."""
+def trained_lines(trained: Trained | None) -> list[str]:
+    """Return what a training run did, if any: each validation number, and what it took."""
+    if trained is None:
+        return []
     lines = []
     for key in sorted(trained.after, key=lambda one: one == "loss"):
-        parts = [f"{_number(trained.before[key])} before"] if key in trained.before else []
+        parts = [f"{_number(trained.teacher[key])} teacher"] if key in trained.teacher else []
+        parts += [f"{_number(trained.before[key])} before"] if key in trained.before else []
         parts.append(f"{_number(trained.after[key])} after")
-        if key in trained.teacher:
-            parts.insert(0, f"{_number(trained.teacher[key])} teacher")
         lines.append(f"validation {key}: {', '.join(parts)}")
-    return lines
-
-
-def _trained_work(trained: Trained) -> list[str]:
-    """Return what was spent."""
-    lines = [
+    lines.append(
         f"{trained.steps:,} steps, {trained.examples:,} examples, {trained.seconds:,.1f} s "
         f"({trained.examples_per_second:,.0f} examples a second); {trained.stopped}"
-    ]
+    )
     if trained.after:
         lines.append(f"weights of step {trained.best_step:,}, the lowest validation loss")
-    memory = []
-    if trained.estimated_memory_bytes is not None:
-        memory.append(f"estimated {trained.estimated_memory_bytes / 2**20:,.1f} MiB")
-    if trained.peak_memory_bytes is not None:
-        memory.append(f"measured {trained.peak_memory_bytes / 2**20:,.1f} MiB")
+    memory = [
+        f"{how} {count / 2**20:,.1f} MiB"
+        for how, count in (
+            ("estimated", trained.estimated_memory_bytes),
+            ("measured", trained.peak_memory_bytes),
+        )
+        if count is not None
+    ]
     if memory:
         lines.append(f"memory of a step: {', '.join(memory)}")
     if trained.resumed_from is not None:
         lines.append(f"resumed from step {trained.resumed_from:,}")
-    return lines
-
-
-def trained_lines(trained: Trained | None) -> list[str]:
-    """Return what a training run did, if there was any."""
-    if trained is None:
-        return []
-    return [*_trained_quality(trained), *_trained_work(trained), *trained.notes]
+    return [*lines, *trained.notes]
 
 
 def trained_verdict(trained: Trained) -> str:

@@ -29,8 +29,7 @@ from bp_convert.values.outcome import Outcome
 from bp_convert.values.plan import Plan
 from bp_convert.values.progress import Progress, unheard
 from bp_convert.values.recipe import Job
-from bp_convert.values.report import Report
-from bp_convert.values.score import Score
+from bp_convert.values.report import Report, Score
 
 UNTIMED = "nothing was timed: no example input is known (--input)"
 

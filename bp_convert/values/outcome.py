@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from bp_convert.values.base import Value
 from bp_convert.values.plan import Totals
 from bp_convert.values.recipe import Figures
-from bp_convert.values.score import Score
+from bp_convert.values.report import Score
 from bp_convert.values.training import Trained
 
 State = Literal["waiting", "running", "done", "failed"]

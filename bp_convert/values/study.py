@@ -6,7 +6,7 @@ from pydantic import Field
 
 from bp_convert.values.base import Shown, Value
 from bp_convert.values.factors import FactorSpec
-from bp_convert.values.score import Score
+from bp_convert.values.report import Score
 from bp_convert.values.settings import Settings
 
 

@@ -15,7 +15,7 @@ from bp_convert.render.batch_cells import over_seeds, verdict
 from bp_convert.values.outcome import Estimate, Outcome, Summary
 from bp_convert.values.plan import Totals
 from bp_convert.values.recipe import Figures
-from bp_convert.values.score import Score
+from bp_convert.values.report import Score
 from bp_convert.values.training import Trained
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import bp_convert
+from bp_convert import proof
 from bp_convert.batch import estimate
 from bp_convert.batch.attempt import run_job
 from bp_convert.batch.book import read_recipe
 from bp_convert.batch.folders import LOG, Results
 from bp_convert.batch.identity import Identities
-from bp_convert.proof import result
 from bp_convert.values.outcome import Outcome
 from tests.batch.crafted import write
 
@@ -36,7 +36,7 @@ def _broken(*_: Any, **__: Any) -> Any:
 
 def test_the_log_holds_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(result, "save", _broken)
+    monkeypatch.setattr(proof, "save", _broken)
     outcome, log = _run(tmp_path)
     assert outcome.state == "failed"
     assert "ZeroDivisionError: by nought" in (outcome.problem or "")
@@ -62,7 +62,7 @@ def test_too_little_memory_is_told_as_such(tmp_path: Path, monkeypatch: pytest.M
         raise MemoryError
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(result, "save", fails)
+    monkeypatch.setattr(proof, "save", fails)
     outcome, _ = _run(tmp_path)
     assert (outcome.problem or "").startswith("this machine's memory")
 
@@ -85,10 +85,11 @@ def test_a_dry_run_goes_on_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 SCRIPT = """
 from pathlib import Path
 from bp_convert.batch.book import read_recipe
-from bp_convert.batch.execute import Options, run_recipe
+from bp_convert.batch.execute import run_recipe
 from bp_convert.values.progress import Onlooker
 
-done = run_recipe(read_recipe(Path("study.yaml")), Options(Path("out")), Onlooker())
+book = read_recipe(Path("study.yaml"))
+done = run_recipe(book, book.jobs, Path("out"), Onlooker())
 print([one.state for one in done.jobs])
 """
 

@@ -8,7 +8,7 @@ import pytest
 
 from bp_convert.render.axis import linear, logarithmic, quality
 from bp_convert.render.chart import Bars, Chart, Dot, Scored, charts
-from bp_convert.values.score import Score
+from bp_convert.values.report import Score
 
 X = logarithmic("parameters")
 

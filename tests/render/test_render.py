@@ -23,8 +23,7 @@ from bp_convert.render.words import kept, notes
 from bp_convert.values.base import as_json
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.plan import LayerPlan, OtherWeights, Plan, Totals
-from bp_convert.values.report import Latency, Report, Verification
-from bp_convert.values.score import Score
+from bp_convert.values.report import Latency, Report, Score, Verification
 from bp_convert.values.settings import Settings
 
 SPEC = FactorSpec(out=(16, 32), inp=(16, 32), rank=2)

@@ -15,7 +15,7 @@ from bp_convert.render.documents import document
 from bp_convert.render.page import MEANING
 from bp_convert.render.study_table import ROWS, probe_verdict, shown_probe, shown_sweep
 from bp_convert.values.factors import FactorSpec
-from bp_convert.values.score import Score
+from bp_convert.values.report import Score
 from bp_convert.values.settings import Settings
 from bp_convert.values.study import Point, Probe, ProbeRow, Sweep
 from tests.cli.test_studies import Page
