@@ -49,9 +49,7 @@ def check_output(path: Path, *, force: bool = False, suffixes: Sequence[str] = (
             raise _refused(
                 path, f"no folder {real.parent}", "a file in an existing folder", "make the folder"
             )
-        probe = temporary(real)
-        probe.touch(exist_ok=False)
-        probe.unlink()
+        _mode_of_new(real)  # so one can be made there
     return real
 
 
@@ -87,7 +85,7 @@ def write_all(
             place = temporary(real, labels[index] if labels else "")
             done.append((place, real))
             with _failures_of(path):
-                mode = _mode(real)
+                mode = stat.S_IMODE(real.stat().st_mode) if real.exists() else _mode_of_new(real)
                 write(place)
                 place.chmod(mode)  # safetensors writes for the owner alone
                 sync(place)
@@ -107,10 +105,8 @@ def write_all(
     return [path for path, _ in writes]
 
 
-def _mode(path: Path) -> int:
-    """Return the permissions of the file at ``path``, or those that a new file gets there."""
-    if path.exists():
-        return stat.S_IMODE(path.stat().st_mode)
+def _mode_of_new(path: Path) -> int:
+    """Return the permissions that a new file gets beside ``path``."""
     probe = temporary(path)
     probe.touch(exist_ok=False)
     try:

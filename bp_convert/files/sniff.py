@@ -35,6 +35,13 @@ _FOREIGN: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"\x1f\x8b", "a gzip archive", "unpack it, and give the model file in it"),
     (0, b"BZh", "a bzip2 archive", "unpack it, and give the model file in it"),
     (0, b"7z\xbc\xaf", "a 7z archive", "unpack it, and give the model file in it"),
+    (
+        257,
+        b"ustar",
+        "a tar archive (torch wrote models so before 2017)",
+        "unpack it and give the model file in it; if torch wrote it, load it with the torch that "
+        "did and save it again",
+    ),
 )
 
 
@@ -142,12 +149,6 @@ def _guess(path: Path, head: bytes) -> tuple[str, str]:
         return "a plain pickle, which was not written by torch.save", _RESAVE
     if path.suffix == ".onnx" or (head[:1] == b"\x08" and b"\x12" in head[:4]):
         return "an ONNX model", "give the PyTorch model that it was exported from"
-    if head[257:262] == b"ustar":
-        return (
-            "a tar archive (torch wrote models so before 2017)",
-            "unpack it and give the model file in it; if torch wrote it, load it with the torch "
-            "that did and save it again",
-        )
     if path.suffix == ".safetensors":
         return "a truncated or damaged safetensors file", "copy or download it again"
     if _is_text(head):

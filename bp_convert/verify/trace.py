@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from torch import Tensor, nn
@@ -42,8 +43,12 @@ def parting(
     }
     one, two = _events(reference, common, call), _events(converted, common, call)
     above: list[str] = []
-    for old, new in zip(one, two, strict=False):
+    for old, new in zip_longest(one, two):
         parent = above[-1] if above else ""
+        if old is None:
+            return parent, f"it goes on to {_words(new)}"
+        if new is None:
+            return parent, f"it does not go on to {_words(old)}"
         if old.enters != new.enters or old.name != new.name:
             return parent, f"it goes on to {_words(new)} instead of {_words(old)}"
         if not _agree(old, new, tolerance):
@@ -54,11 +59,6 @@ def parting(
             above.append(old.name)
         else:
             above.pop()
-    if len(one) != len(two):
-        longer = len(two) > len(one)
-        which = two[len(one)] if longer else one[len(two)]
-        words = "it goes on to" if longer else "it does not go on to"
-        return above[-1] if above else "", f"{words} {_words(which)}"
     return "", "its own output differs though all its layers agree"
 
 
