@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from bp_convert.errors import CheckpointError, PlanError
-from bp_convert.files.arch import arch_factory, place_of
+from bp_convert.files.arch import arch_factory
 from bp_convert.files.atomic import Prove, check_output, write_all, write_text
 from bp_convert.files.converted import (
     ConvertedFile,
@@ -26,6 +26,7 @@ from bp_convert.graph.clone import plain_clone
 from bp_convert.graph.running import evaluating
 from bp_convert.pickles.guard import guard, unguard
 from bp_convert.surgery import apply_plan
+from bp_convert.values.architecture import Architecture
 from bp_convert.values.base import as_json
 from bp_convert.values.plan import Plan
 
@@ -134,7 +135,7 @@ def restored(
     elif model is not None:
         source = model()
     elif read.arch is not None:
-        place = place_of(read.arch)
+        place = Architecture.parse(read.arch).place
         if place is not None and not place.exists():
             found = f"weights and a plan for {read.arch}, but {place} is not there"
             raise _needs_model(where, found)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bp_convert.errors import RecipeError
+from bp_convert.values.architecture import Architecture
 from bp_convert.values.explain import at, keys_at, unknown
 from bp_convert.values.marks import Node
 from bp_convert.values.recipe import JobKeys
@@ -119,7 +120,7 @@ def label(key: str, node: Node) -> str:
         value = "yes" if value else "no"
     text = str(value)
     if name in ("model", "arch"):
-        text = text.partition("?")[0].rpartition(":")[2]
+        text = Architecture.parse(text).name
         return _UNSAFE.sub("-", Path(text).stem).strip("-.")
     if name in ("counterpart", "target", "method", "init"):
         return _UNSAFE.sub("-", text).strip("-.")

@@ -10,10 +10,10 @@ from bp_convert.batch.book import Stated
 from bp_convert.data.factory import has_parts
 from bp_convert.data.split import check_apart
 from bp_convert.errors import DataError, RecipeError
+from bp_convert.values.architecture import Architecture
 from bp_convert.values.recipe import Job
 
 _NAMES = re.compile(r"[A-Za-z]\w*")  # of data sets that torchvision and others know
-_LIBRARIES = ("torchvision", "timm", "bp")
 
 
 def data_sources(job: Job) -> Iterator[tuple[str, str]]:
@@ -44,8 +44,9 @@ def files_of(job: Job) -> Iterator[Path]:
         yield Path(job.model).expanduser()
     if job.tokenizer:
         yield Path(job.tokenizer).expanduser()
-    if job.arch and job.arch.startswith("transformers:"):
-        yield Path(job.arch.partition("?")[0].partition(":")[2])
+    asked = Architecture.parse(job.arch or "")
+    if asked.source == "transformers":
+        yield Path(asked.name)
     yield from (path for _, path in code_files(job))
     yield from (Path(one) for one in job.trust if one.endswith(".py"))
     for _, source in data_sources(job):
@@ -110,16 +111,14 @@ def check_scores(stated: Stated) -> None:
 
 
 def _check_arch(stated: Stated, arch: str) -> None:
-    text = arch.partition("?")[0]
-    source, colon, name = text.partition(":")
-    if source == "transformers" and not Path(name, "config.json").is_file():
-        raise _absent(stated, "arch", name, "the folder of a transformers model")
-    if not colon or not name:
+    asked = Architecture.parse(arch)
+    if asked.source == "transformers" and not Path(asked.name, "config.json").is_file():
+        raise _absent(stated, "arch", asked.name, "the folder of a transformers model")
+    if not asked.source or not asked.name:
         raise RecipeError(
             where=stated.at("arch"),
             found=repr(arch),
-            allowed=f"{', '.join(f'{one}:NAME' for one in _LIBRARIES)}, transformers:FOLDER, or "
-            "FILE.py:FACTORY",
+            allowed="torchvision:NAME, timm:NAME, bp:NAME, transformers:FOLDER, or FILE.py:FACTORY",
             fix="say where the architecture comes from, such as torchvision:resnet18",
         )
 

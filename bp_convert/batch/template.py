@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from bp_convert.values.architecture import Architecture
+
 TEMPLATE = """\
 # {name}: what this recipe is for.
 # Needs: {model}
@@ -61,16 +63,16 @@ def template(model: str, arch: str | None, output: Path | None = None) -> tuple[
         output: the file; by default the model's name with ``.yaml``, in this folder.
     """
     is_file = Path(model).exists() or ":" not in model
-    text = model if is_file else model.partition("?")[0].rpartition(":")[2]
+    text = model if is_file else Architecture.parse(model).name
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(text).stem if is_file else text).strip("-.")
     file = output or Path(f"{name or 'study'}.yaml")
     lines = [f"model: {_quoted(model)}" if is_file else f"arch: {_quoted(model)}"]
     if arch is not None:
         lines.append(f"arch: {_quoted(arch)}")
     for one in (model if not is_file else "", arch or ""):
-        code = one.partition("?")[0].rpartition(":")[0]
-        if code.endswith(".py"):
-            lines.append(f"trust: {_quoted(code)}   # its code runs")
+        asked = Architecture.parse(one)
+        if asked.script:
+            lines.append(f"trust: {_quoted(asked.source)}   # its code runs")
     filled = TEMPLATE.format(name=file.stem, model=model, file=file, head="\n".join(lines))
     return filled, file
 

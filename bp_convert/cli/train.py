@@ -10,6 +10,7 @@ import typer
 
 from bp_convert.cli import flags as o
 from bp_convert.cli.session import errors_shown, progress_shown, show_files
+from bp_convert.values.architecture import Architecture
 from bp_convert.values.base import as_json
 from bp_convert.values.marks import read_word
 
@@ -161,5 +162,5 @@ def finetune(
 
 
 def _stem(model: str) -> str:
-    name = Path(model).stem if Path(model).exists() else model.partition("?")[0].rpartition(":")[2]
+    name = Path(model).stem if Path(model).exists() else Architecture.parse(model).name
     return name or "model"

@@ -17,6 +17,7 @@ from torch import nn
 from bp_convert.errors import BpConvertError, CheckpointError
 from bp_convert.models import MODELS, build
 from bp_convert.pickles.user_code import covers, run_file, run_module
+from bp_convert.values.architecture import Architecture
 
 ARCH_FORMS = (
     "torchvision:resnet18, timm:NAME, transformers:FOLDER, bp:NAME, FILE.py:FACTORY or "
@@ -41,7 +42,7 @@ def arch_factory(
         CheckpointError: the form, the name or an option is unknown, or the code is not trusted.
             The factory itself raises it too, where the model cannot be made.
     """
-    source, name, query = _split(arch)
+    source, name, query = Architecture.parse(arch)
     options = _options(arch, query)
     make: Callable[[], object]
     if source in _LIBRARIES:
@@ -87,29 +88,12 @@ def arch_of_folder(folder: Path) -> str | None:
 
 def absolute(arch: str) -> str:
     """Return an architecture with the whole path of its folder or file, to be read anywhere."""
-    place = place_of(arch)
-    if place is None:
+    asked = Architecture.parse(arch)
+    if asked.place is None:
         return arch
-    source, name, query = _split(arch)
-    text = f"{place.resolve()}:{name}" if place.suffix == ".py" else f"{source}:{place.resolve()}"
-    return f"{text}?{query}" if query else text
-
-
-def place_of(arch: str) -> Path | None:
-    """Return the transformers folder or the Python file of an architecture; None for any other."""
-    source, name, _ = _split(arch)
-    if source == "transformers":
-        return Path(name)
-    return Path(source) if source.endswith(".py") else None
-
-
-def _split(arch: str) -> tuple[str, str, str]:
-    """Return a library, or a Python file or module, what is made of it, and the options."""
-    text, _, query = arch.partition("?")
-    library, _, name = text.partition(":")
-    if library not in _LIBRARIES:
-        library, _, name = text.rpartition(":")
-    return library, name, query
+    whole = str(asked.place.resolve())
+    source, name = (whole, asked.name) if asked.script else (asked.source, whole)
+    return f"{source}:{name}?{asked.options}" if asked.options else f"{source}:{name}"
 
 
 def _torchvision(arch: str, name: str, options: dict[str, Any]) -> Factory:

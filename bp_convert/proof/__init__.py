@@ -12,12 +12,12 @@ from typing import Any
 from torch import nn
 
 from bp_convert.errors import VerificationError
-from bp_convert.files.arch import place_of
 from bp_convert.files.atomic import Prove
 from bp_convert.files.reread import bits_of, compare, read_back
 from bp_convert.files.writable import check_writable
 from bp_convert.proof.helper import give_back, take
 from bp_convert.storage import is_marked, save, save_dense
+from bp_convert.values.architecture import Architecture
 
 TIMEOUT = 1800  # seconds for loading one file
 
@@ -129,9 +129,9 @@ class ResultFile:
             VerificationError: it does not load, or not as it was; then nothing is left of it.
         """
         needed = check_writable(model, self.goal, arch=arch, trust=self.trust)
-        place = None if arch is None else place_of(arch)
-        if place is not None and place.suffix == ".py":
-            needed = (*needed, str(place.resolve()))
+        script = Architecture.parse(arch or "").script
+        if script is not None:
+            needed = (*needed, str(script.resolve()))
         trusted = tuple(dict.fromkeys((*self.trust, *needed)))
         prove = self.proof.of(model, self.goal, trust=trusted, source=source)
         given: dict[str, Any] = {"force": self.force, "trust": self.trust, "prove": prove}

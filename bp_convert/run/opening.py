@@ -15,6 +15,7 @@ from bp_convert.files.converted import is_converted, read_converted
 from bp_convert.graph.running import same_draws
 from bp_convert.run.written import is_architecture
 from bp_convert.storage import load
+from bp_convert.values.architecture import Architecture
 from bp_convert.values.recipe import Job
 from bp_convert.values.training import Trained
 
@@ -60,7 +61,7 @@ def opened(job: Job) -> SourceModel:
         assert job.arch is not None
         model = _moved(arch_factory(job.arch, trust=job.trust)(), job.device)
     # A user's own factory may return a trained model; a library's architecture is a fresh start.
-    own = job.arch.partition("?")[0].rpartition(":")[0].endswith(".py")
+    own = Architecture.parse(job.arch).script is not None
     return SourceModel(model, f"made by {job.arch}", job.arch, trained=own)
 
 
@@ -114,8 +115,9 @@ def tokenizer_of(job: Job) -> str | None:
 def tokenizer_in(model: str | Path | None, arch: str | None) -> Path | None:
     """Return the folder beside a model, or of its architecture, that holds its tokenizer."""
     places = [] if model is None else [Path(model)]
-    if arch is not None and arch.startswith("transformers:"):
-        places.append(Path(arch.partition("?")[0].partition(":")[2]))
+    asked = Architecture.parse(arch or "")
+    if asked.source == "transformers":
+        places.append(Path(asked.name))
     for place in places:
         folder = place if place.is_dir() else place.parent
         if any((folder / name).is_file() for name in TOKENIZER):

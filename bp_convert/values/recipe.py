@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from bp_convert.values.architecture import Architecture
 from bp_convert.values.base import Value, one_or_many
 from bp_convert.values.settings import Init, LayerRule, Method, Rank, Settings
 from bp_convert.values.target import Target
@@ -167,7 +168,7 @@ class Job(JobKeys):
         """The model's name in a few words."""
         if self.model is not None:
             return Path(self.model).name
-        return (self.arch or "").partition("?")[0].rpartition(":")[2]
+        return Architecture.parse(self.arch or "").name
 
     @property
     def keys(self) -> dict[str, object]:
