@@ -86,7 +86,7 @@ class FakeRun:
             vars(self.module.get_submodule(one.module))[one.attr] = one.after
         for module in self.module.modules():
             stub(module)
-        watch(self.module, self._enter, self._leave)
+        watch(self.module, self._running)
 
     def run(self, args: Args, kwargs: Kwargs, *, training: bool) -> Shapes:
         """Return the shapes of the outputs.
@@ -101,13 +101,6 @@ class FakeRun:
         except Exception as problem:
             raise failure(problem, self._running) from problem
         return {where: tuple(t.shape) for where, t in named_tensors(output)}
-
-    def _enter(self, name: str, _: Tensor | None) -> None:
-        self._running.append(name)
-
-    def _leave(self) -> None:
-        if self._running:
-            self._running.pop()
 
 
 def failure(problem: Exception, running: Sequence[str]) -> ForwardError:
@@ -131,19 +124,28 @@ def words(problem: Exception) -> str:
 
 def watch(
     model: nn.Module,
-    enter: Callable[[str, Tensor | None], None],
-    leave: Callable[[], None],
+    running: list[str],
+    enter: Callable[[str, Tensor | None], None] = lambda *_: None,
 ) -> None:
-    """Tell of every call of a module, by its name with its first tensor, and of its return."""
+    """Keep the names of the modules that are being called, innermost last.
+
+    Args:
+        enter: called with each of them, and with the first tensor that it is given.
+    """
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):  # takes no hooks of Python's
             continue
 
         def before(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+            running.append(name)
             enter(name, first_tensor(args, kwargs))
 
+        def after(*_: Any) -> None:
+            if running:
+                running.pop()
+
         module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
-        module.register_forward_hook(lambda *_: leave())
+        module.register_forward_hook(after)
 
 
 def first_tensor(args: Any, kwargs: Any) -> Tensor | None:

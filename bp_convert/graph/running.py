@@ -133,18 +133,26 @@ def nothing_cached(model: nn.Module) -> Iterator[None]:
     A forward may cache what it makes on its class or in its Python module; what a run on fake or
     meta tensors leaves there would meet the user's own model later.
     """
-    boxes = [vars(home) for home in _homes(model)]
-    before = [dict(box) for box in boxes]
-    inside = [_copies(box) for box in boxes]
-    counts = {id(one): (one, one.cache_info().currsize) for box in boxes for one in _caches(box)}
+    homes = _homes(model)
+    before = [dict(vars(home)) for home in homes]
+    inside = [
+        {key: one.copy() for key, one in box.items() if type(one) in (dict, list, set)}
+        for box in before
+    ]
+    caches = [
+        (one, one.cache_info().currsize)
+        for box in before
+        for one in box.values()
+        if isinstance(one, functools._lru_cache_wrapper)
+    ]
     try:
         yield
     finally:
-        for home, old, held in zip(_homes(model), before, inside, strict=True):
+        for home, old, held in zip(homes, before, inside, strict=True):
             _restore(home, old, held)
-        for one, count in counts.values():
-            if one.cache_info().currsize != count:
-                one.cache_clear()
+        for cache, size in caches:
+            if cache.cache_info().currsize != size:
+                cache.cache_clear()
 
 
 def _homes(model: nn.Module) -> list[Any]:
@@ -158,15 +166,6 @@ def _homes(model: nn.Module) -> list[Any]:
                 if home is not None:
                     found[id(home)] = home
     return list(found.values())
-
-
-def _caches(box: Any) -> list[Any]:
-    kind = functools._lru_cache_wrapper
-    return [one for one in list(box.values()) if isinstance(one, kind)]
-
-
-def _copies(box: Any) -> dict[str, Any]:
-    return {key: one.copy() for key, one in list(box.items()) if type(one) in (dict, list, set)}
 
 
 def _restore(home: Any, old: dict[str, Any], held: dict[str, Any]) -> None:

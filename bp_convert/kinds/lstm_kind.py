@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bp_convert.errors import PlanError
 from bp_convert.kinds.choices import Ask, Choices, Factors, Widths, matrix_factors, with_rank
 from bp_convert.kinds.kind import STEPS, Examples, Kind
-from bp_convert.kinds.lstm_passes import lstm_rows, lstm_weights
+from bp_convert.kinds.lstm_passes import lstm_rows, lstm_weights, sides_of
 from bp_convert.kinds.pick import Pick
 from bp_convert.kinds.recurrent import Forward, recurrent_form, shapes_only
 from bp_convert.kinds.shapes import Form, Shape, shape_of
@@ -21,7 +21,7 @@ from bp_convert.kron.contract import bilinear_macs
 from bp_convert.kron.pairs import divisor_pairs
 from bp_convert.kron.policies import paper_factors
 from bp_convert.layers.lstm import BPLSTM
-from bp_convert.layers.lstm_checks import GATES, gate_sizes, groups
+from bp_convert.layers.lstm_checks import GATES, gate_sizes, groups, steps_and_batch
 from bp_convert.layers.lstm_cost import prefers_factored
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.settings import Pairs
@@ -91,7 +91,7 @@ class LSTMKind(Kind):
         for role in roles:
             if role.endswith("_reverse"):
                 continue
-            ones = [wide[f"weight_{role}{side}"] for side in _sides(module)]
+            ones = [wide[f"weight_{role}{side}"] for side in sides_of(module)]
             many = 1
             if factors is not None:
                 many = groups(factors[role], ones[0].shape[0] // GATES)
@@ -100,7 +100,7 @@ class LSTMKind(Kind):
 
     @torch.no_grad()
     def add(self, module: nn.LSTM, role: str, changes: Sequence[Tensor]) -> None:
-        sides = _sides(module)
+        sides = sides_of(module)
         many = len(changes) // len(sides)
         for at, side in enumerate(sides):
             weight = getattr(module, f"weight_{role}{side}")
@@ -168,10 +168,7 @@ class LSTMKind(Kind):
         self, module: nn.LSTM, widths: Widths, factors: Factors, shape: Shape
     ) -> tuple[Counts, Counts]:
         hidden = widths[1]
-        if len(shape) == 2:
-            steps, batch = shape[0], 1
-        else:
-            steps, batch = (shape[1], shape[0]) if module.batch_first else (shape[0], shape[1])
+        steps, batch = steps_and_batch(shape, module.batch_first)
         sides = module.num_layers * (2 if module.bidirectional else 1)
         sizes = _sizes(module, widths)
         times = sides // module.num_layers
@@ -229,10 +226,6 @@ class LSTMKind(Kind):
                 gates = one.columns(gates, axis=2)
             wide[name] = gates.flatten(0, 1)
         return wide
-
-
-def _sides(module: nn.LSTM) -> tuple[str, ...]:
-    return ("", "_reverse") if module.bidirectional else ("",)
 
 
 def _sizes(module: nn.LSTM, widths: Widths) -> dict[str, Widths]:

@@ -67,6 +67,11 @@ def lstm_weights(module: nn.LSTM, x: Tensor | PackedSequence) -> dict[str, list[
     return found
 
 
+def sides_of(module: nn.LSTM) -> tuple[str, ...]:
+    """Return what the names of each direction's parameters end with."""
+    return ("", "_reverse") if module.bidirectional else ("",)
+
+
 def _derivatives(z: Tensor, mask: Tensor, *, turned: bool) -> Tensor:
     """Return the mean square of dh/dz (4H) over the steps that count."""
     total = torch.zeros(z.shape[-1], dtype=torch.float64, device=z.device)
@@ -93,7 +98,7 @@ def _passes(module: nn.LSTM, x: Tensor | PackedSequence) -> Iterator[Pass]:
     x, mask = _unpacked(module, x)  # (T, N, I), (T, N)
     for layer in range(module.num_layers):
         sides = []
-        for side in ("", "_reverse") if module.bidirectional else ("",):
+        for side in sides_of(module):
             suffix = f"l{layer}{side}"
             y = _one_direction(module, suffix, x, mask)
             before = torch.zeros_like(y)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from typing_extensions import Self
 
-from bp_convert.layers.lstm_checks import check_input, check_state
+from bp_convert.layers.lstm_checks import check_input, check_state, steps_and_batch
 from bp_convert.layers.lstm_cost import lstm_macs, prefers_factored
 from bp_convert.layers.lstm_factors import LSTMFactors
 from bp_convert.layers.lstm_paths import Direction, built, loop, one_chunk
@@ -171,10 +171,7 @@ class BPLSTM(LSTMFactors):
     def predict_macs(self, shape: tuple[int, ...]) -> int:
         """Return the multiply-adds of one call on an input of this shape, as
         ``lstm_cost.lstm_macs``."""
-        if len(shape) == 2:
-            steps, batch = shape[0], 1
-        else:
-            steps, batch = (shape[1], shape[0]) if self.batch_first else (shape[0], shape[1])
+        steps, batch = steps_and_batch(shape, self.batch_first)
         return lstm_macs(self.factors, steps, batch, 2 if self.bidirectional else 1)
 
     def flatten_parameters(self) -> None:

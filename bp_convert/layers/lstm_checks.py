@@ -20,6 +20,13 @@ def groups(spec: FactorSpec, hidden_size: int) -> int:
     return GATES * hidden_size // (spec.out[0] * spec.out[1])
 
 
+def steps_and_batch(shape: tuple[int, ...], batch_first: bool) -> tuple[int, int]:
+    """Return how many steps an input of this shape has, and how many sequences."""
+    if len(shape) == 2:
+        return shape[0], 1
+    return (shape[1], shape[0]) if batch_first else (shape[0], shape[1])
+
+
 def check_fields(num_layers: int, dropout: float, proj_size: int) -> None:
     """Refuse constructor fields that cannot be.
 

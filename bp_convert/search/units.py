@@ -10,6 +10,7 @@ import numpy as np
 
 from bp_convert.graph.walk import Site
 from bp_convert.kinds import Factors, Spread, Widths, predict, whole
+from bp_convert.kinds.shapes import Shape
 from bp_convert.kinds.speed import BUILT
 from bp_convert.kron.contract import bilinear_macs
 from bp_convert.search.curves import Curve
@@ -17,7 +18,6 @@ from bp_convert.values.factors import FactorSpec
 
 FINE = 48  # numbers of terms up to which every one is an option
 STEP = 1.03  # ratio of neighbouring numbers of terms above
-Shape = tuple[int, ...]
 COSTS = ("params", "macs", "time", "time32")
 
 

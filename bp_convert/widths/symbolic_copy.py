@@ -96,8 +96,11 @@ class SymbolicCopy:
         }
         self.module = clone(model, None, tensors, apart=True)
         for sized in plans:
-            self._place(sized)
-        watch(self.module, self.enter, self.leave)
+            sized.fake = self.module.get_submodule(sized.name)
+            self.held[sized.name] = sized
+            sized.write()
+            stub(sized.fake)
+        watch(self.module, env.running, self.enter)
 
     def _describe(self, model: nn.Module) -> list[SizedModule]:
         widths = _widths(model)
@@ -167,16 +170,9 @@ class SymbolicCopy:
                     )
         return Sizes(tensors, attrs)
 
-    def _place(self, sized: SizedModule) -> None:
-        sized.fake = self.module.get_submodule(sized.name)
-        self.held[sized.name] = sized
-        sized.write()
-        stub(sized.fake)
-
     def enter(self, name: str, given: Tensor | None) -> None:
         """Note that a module is called, and read the widths of its input off its first input."""
         self.called.add(name)
-        self.env.running.append(name)
         sized = self.held.get(name)
         if sized is None or not sized.late or given is None:
             return
@@ -204,11 +200,6 @@ class SymbolicCopy:
                 else:
                     parameters_of(sized.fake)[key] = cast(nn.Parameter, made)
         sized.write()
-
-    def leave(self) -> None:
-        """Note that the innermost module has returned."""
-        if self.env.running:
-            self.env.running.pop()
 
 
 def _plain(value: Any) -> Size:

@@ -98,10 +98,9 @@ class System:
         if left.is_Symbol and right.is_Symbol:
             old, new = sorted((left, right), key=self._order, reverse=True)
             return self._replace(old, new, equality)
-        if left.is_Symbol and right.is_number:
-            return self._replace(left, right, equality)
-        if right.is_Symbol and left.is_number:
-            return self._replace(right, left, equality)
+        for symbol, plain in ((left, right), (right, left)):
+            if symbol.is_Symbol and plain.is_number:
+                return self._replace(symbol, plain, equality)
         solved = self._solve(sympy.expand(left - right))
         return solved is not None and (
             solved[0] is None or self._replace(solved[0], solved[1], equality)
