@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
+from bp_convert.data.locator import Locator
 from bp_convert.errors import DataError
 from bp_convert.graph.running import Args, Kwargs
 from bp_convert.randomness import Aside
@@ -16,6 +19,26 @@ from bp_convert.values.tensors import TensorSpec
 Batch = tuple[Args, Kwargs]
 Item = tuple[Args, Kwargs, Tensor | None]  # with labels
 Part = Literal["train", "test"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A source that the user named, and what it is opened for.
+
+    Attributes:
+        source: what the user wrote.
+        specs: the model's inputs; empty where nothing is known of it.
+        part: train takes the training split, test that for tests, or for validation where there
+            is no other.
+        tokenizer: folder of a transformers tokenizer, for text.
+        download: let torchvision fetch a data set that is not there.
+    """
+
+    source: Locator
+    specs: Sequence[TensorSpec]
+    part: Part
+    tokenizer: str | Path | None
+    download: bool
 
 
 class Rows(Dataset[Item]):

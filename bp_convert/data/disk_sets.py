@@ -13,12 +13,10 @@ from torch import Tensor
 
 from bp_convert.data.arrays import ArrayRows, Column
 from bp_convert.data.collate import LABELS, assign
-from bp_convert.data.dataset import Part, Rows
+from bp_convert.data.dataset import Request, Rows
 from bp_convert.data.images import Pictures, look_for
-from bp_convert.data.locator import Locator
 from bp_convert.data.text_lines import TextLines
 from bp_convert.errors import DataError
-from bp_convert.values.tensors import TensorSpec
 
 PARTS = "dataset_dict.json"  # in a folder of several sets
 _HELD = ("validation", "valid", "val", "test")
@@ -31,14 +29,13 @@ def is_here(folder: Path) -> bool:
     return whole or (folder / PARTS).is_file()
 
 
-def open_set(
-    source: Locator, specs: Sequence[TensorSpec], part: Part, tokenizer: str | Path | None
-) -> Rows:
+def open_set(request: Request) -> Rows:
     """Open a saved set: images and text are read as such, other columns as arrays.
 
     Raises:
         DataError: datasets is not installed, or no column fits the model.
     """
+    source = request.source
     try:
         import datasets
     except ImportError as problem:
@@ -58,7 +55,7 @@ def open_set(
         ) from problem
     split = ""
     if isinstance(found, dict):
-        wanted = ["train"] if part == "train" else list(_HELD)
+        wanted = ["train"] if request.part == "train" else list(_HELD)
         split = next((one for one in wanted if one in found), "")
         if not split:
             raise source.bad(
@@ -70,11 +67,11 @@ def open_set(
     kinds = {name: type(feature).__name__ for name, feature in found.features.items()}
     picture = next((name for name, kind in kinds.items() if kind == "Image"), None)
     if picture is not None:
-        return _Images(source, specs, found, picture, split)
+        return _Images(request, found, picture, split)
     words = next((name for name in TEXT if name in kinds), None)
     if words is not None:
-        return _Lines(source, specs, tokenizer, found, words, split)
-    return _arrays(source, specs, found, split)
+        return _Lines(request, found, words, split)
+    return _arrays(request, found, split)
 
 
 class _Labelled(Rows):
@@ -92,13 +89,11 @@ class _Labelled(Rows):
 class _Images(_Labelled, Pictures):
     """A column of images, and one of labels."""
 
-    def __init__(
-        self, source: Locator, specs: Sequence[TensorSpec], found: Any, column: str, split: str
-    ) -> None:
-        super().__init__(source)
+    def __init__(self, request: Request, found: Any, column: str, split: str) -> None:
+        super().__init__(request)
         self.split = split
         self._data, self._column = found, column
-        self._look = look_for(source, specs, self._first())
+        self._look = look_for(request, self._first())
 
     def __len__(self) -> int:
         return len(self._data)
@@ -111,18 +106,10 @@ class _Images(_Labelled, Pictures):
 class _Lines(_Labelled, TextLines):
     """A column of text, cut by the model's tokenizer."""
 
-    def __init__(
-        self,
-        source: Locator,
-        specs: Sequence[TensorSpec],
-        tokenizer: str | Path | None,
-        found: Any,
-        column: str,
-        split: str,
-    ) -> None:
+    def __init__(self, request: Request, found: Any, column: str, split: str) -> None:
         self.split = split
         self._data, self._column = found, column
-        super().__init__(source, specs, tokenizer)
+        super().__init__(request)
 
     def _index(self) -> None:
         self._starts = array("q", range(len(self._data)))
@@ -132,10 +119,11 @@ class _Lines(_Labelled, TextLines):
         return str(self._data[row][self._column])
 
 
-def _arrays(source: Locator, specs: Sequence[TensorSpec], found: Any, split: str) -> Rows:
+def _arrays(request: Request, found: Any, split: str) -> Rows:
     """Open columns of numbers."""
+    source = request.source
     source.admit(())
-    inputs, label = assign(list(found.features), specs, source.where)
+    inputs, label = assign(list(found.features), request.specs, source.where)
 
     def column(name: str) -> Column:
         held = found.select_columns([name]).with_format("torch")

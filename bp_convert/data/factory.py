@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from bp_convert.data.arrays import ArrayRows, array_rows, open_arrays
 from bp_convert.data.collate import assign
-from bp_convert.data.dataset import Item, Part, Rows, Stream
+from bp_convert.data.dataset import Item, Part, Request, Rows, Stream
 from bp_convert.data.examples import Examples
 from bp_convert.data.items import (
     ItemRows,
@@ -69,7 +70,7 @@ def open_data(
             with draws:
                 data = load_object(locator.name, locator.where)
             return _of_code(data, specs, locator.where, locator.text, draws)
-        rows = _open_source(locator, specs, part, tokenizer, download)
+        rows = _open_source(Request(locator, specs, part, tokenizer, download))
         rows.text, rows.specs, rows.part = locator.text, specs, part
         return rows
     if isinstance(data, Examples):
@@ -100,30 +101,25 @@ def has_parts(data: str | Path) -> bool | None:
     return not path.exists()  # a data set by name
 
 
-def _open_source(
-    locator: Locator,
-    specs: Sequence[TensorSpec],
-    part: Part,
-    tokenizer: str | Path | None,
-    download: bool,
-) -> Rows:
+def _open_source(request: Request) -> Rows:
     """Open a folder, a file or a torchvision data set."""
+    locator = request.source
     path = locator.path
     if path.is_dir():
-        return _open_folder(locator, specs, part, tokenizer)
+        return _open_folder(request)
     if is_arrays(path):
         locator.admit(())
         columns = open_arrays(path, locator.where)
-        inputs, labels = assign(list(columns), specs, locator.where)
+        inputs, labels = assign(list(columns), request.specs, locator.where)
         return ArrayRows(columns, inputs, labels, locator.where)
     if path.suffix == ".txt" and path.is_file():
         from bp_convert.data.text_lines import TextLines
 
-        return TextLines(locator, specs, tokenizer)
+        return TextLines(request)
     from bp_convert.data import vision_sets
 
     if locator.name in vision_sets.names():
-        return vision_sets.VisionSet(locator, specs, part, download=download)
+        return vision_sets.VisionSet(request)
     near = difflib.get_close_matches(locator.name, vision_sets.names(), n=2)
     raise locator.bad(
         f"a file of an unknown kind, {path.suffix or 'without a suffix'}"
@@ -136,19 +132,18 @@ def _open_source(
     )
 
 
-def _open_folder(
-    locator: Locator, specs: Sequence[TensorSpec], part: Part, tokenizer: str | Path | None
-) -> Rows:
+def _open_folder(request: Request) -> Rows:
     """Open a folder: a published layout that is known, or images."""
     from bp_convert.data import disk_sets
     from bp_convert.data.image_folder import ImageFolder
 
-    if disk_sets.is_here(locator.path):
-        return disk_sets.open_set(locator, specs, part, tokenizer)
-    half = _half(locator.path, part)
+    source = request.source
+    if disk_sets.is_here(source.path):
+        return disk_sets.open_set(request)
+    half = _half(source.path, request.part)
     if half is None:
-        return ImageFolder(locator, specs)
-    rows = ImageFolder(Locator(locator.text, str(half), locator.options), specs)
+        return ImageFolder(request)
+    rows = ImageFolder(replace(request, source=replace(source, name=str(half))))
     rows.split = half.name
     return rows
 

@@ -9,10 +9,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from bp_convert.data.dataset import Request
 from bp_convert.data.images import Pictures, look_for
-from bp_convert.data.locator import Locator
 from bp_convert.errors import DataError
-from bp_convert.values.tensors import TensorSpec
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff"}) | {
     ".webp"
@@ -23,9 +22,8 @@ class ImageFolder(Pictures):
     """Image files, of which only the chosen ones are decoded.
 
     Args:
-        source: a folder of images, or of class subfolders; classes are numbered in the order of
-            their names, empty ones included.
-        specs: the model's inputs.
+        request: for a folder of images, or of class subfolders; classes are numbered in the order
+            of their names, empty ones included.
 
     Raises:
         DataError: there is no image, or they lie both in the folder and below it, or deeper.
@@ -33,9 +31,9 @@ class ImageFolder(Pictures):
 
     threads = 8
 
-    def __init__(self, source: Locator, specs: Sequence[TensorSpec]) -> None:
-        super().__init__(source)
-        folder = source.path
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        folder = request.source.path
         self.classes = [one.name for one in _visible(folder) if one.is_dir()]
         flat = _images(folder)
         inside = [(file, i) for i, one in enumerate(self.classes) for file in _images(folder / one)]
@@ -54,7 +52,7 @@ class ImageFolder(Pictures):
             )
         self._files = flat or [file for file, _ in inside]
         self._labels = torch.tensor([i for _, i in inside]) if inside else None
-        self._look = look_for(source, specs, self._first())
+        self._look = look_for(request, self._first())
 
     def __len__(self) -> int:
         return len(self._files)

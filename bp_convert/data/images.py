@@ -13,10 +13,8 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from bp_convert.data.dataset import Batch, Item, Rows
-from bp_convert.data.locator import Locator
+from bp_convert.data.dataset import Batch, Item, Request, Rows
 from bp_convert.errors import DataError
-from bp_convert.values.tensors import TensorSpec
 
 # torchvision's normalisation of ImageNet, which its weights and most of timm's expect
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -65,23 +63,23 @@ class Look:
 
 
 def look_for(
-    source: Locator,
-    specs: Sequence[TensorSpec],
+    request: Request,
     first: Image.Image,
     own: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
 ) -> Look:
     """Decide how images become tensors.
 
     Args:
-        source: its options ``mean`` and ``std`` replace the usual normalisation: ImageNet's for 3
-            channels, none for 1.
-        specs: the model's inputs; without any, the first image's own size and colours count.
+        request: the options ``mean`` and ``std`` of its source replace the usual normalisation:
+            ImageNet's for 3 channels, none for 1. Without inputs of the model, the first image's
+            own size and colours count.
         first: an image of the source.
         own: the source's usual normalisation, where it has one.
 
     Raises:
         DataError: the model takes no image, or the normalisation does not fit its channels.
     """
+    source, specs = request.source, request.specs
     if len(specs) > 1 or (specs and (len(specs[0].shape) != 3 or "float" not in specs[0].dtype)):
         raise source.bad(
             "images",
@@ -119,15 +117,16 @@ class Pictures(Rows):
     """A source of images.
 
     Args:
-        source: with the option ``broken``: ``stop``, or ``skip`` to look at every image once and
-            leave the broken ones out.
+        request: its source may have the option ``broken``: ``stop``, or ``skip`` to look at every
+            image once and leave the broken ones out.
         options: that it may have.
     """
 
     threads = 1  # that may look for broken images at a time
     _look: Look
 
-    def __init__(self, source: Locator, options: Sequence[str] = OPTIONS) -> None:
+    def __init__(self, request: Request, options: Sequence[str] = OPTIONS) -> None:
+        source = request.source
         source.admit(options)
         self._source, self.where = source, source.where
         self._skips = source.options.get("broken", "stop") == "skip"

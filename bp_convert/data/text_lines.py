@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bp_convert.data.dataset import Item, Rows, placed
+from bp_convert.data.dataset import Item, Request, Rows, placed
 from bp_convert.data.locator import Locator
 from bp_convert.graph.example import OPTIONAL
 from bp_convert.values.tensors import TensorSpec
@@ -26,26 +26,24 @@ class TextLines(Rows):
     their names. Only where lines start is held, so that a large file costs 16 bytes a line.
 
     Args:
-        source: the file, with the option ``length``: the most tokens of one example, 128 or what
-            the tokenizer says its model takes, if that is less.
-        specs: the model's inputs, among them the token ids.
-        tokenizer: folder of a transformers tokenizer.
+        request: for the file, with the option ``length``: the most tokens of one example, 128 or
+            what the tokenizer says its model takes, if that is less. Among the model's inputs are
+            the token ids.
 
     Raises:
         DataError: no tokenizer, or one with more words than the model's word table; some lines
             with a label and some without; a model that takes no token ids.
     """
 
-    def __init__(
-        self, source: Locator, specs: Sequence[TensorSpec], tokenizer: str | Path | None
-    ) -> None:
+    def __init__(self, request: Request) -> None:
+        source = request.source
         source.admit(("length",))
         self.where, self._bad = source.where, source.bad
         self._path = source.path
         self._starts: array[int] = array("q")
         self._index()
-        self._tokenizer = self._load(tokenizer)
-        self._names = self._match(specs)
+        self._tokenizer = self._load(request.tokenizer)
+        self._names = self._match(request.specs)
         self._length = self._limit(source)
 
     def __len__(self) -> int:

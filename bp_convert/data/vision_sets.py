@@ -12,11 +12,9 @@ from PIL import Image
 from torch import Tensor
 from torchvision import datasets
 
-from bp_convert.data.dataset import Part
+from bp_convert.data.dataset import Request
 from bp_convert.data.images import OPTIONS, Pictures, look_for
-from bp_convert.data.locator import Locator
 from bp_convert.errors import DataError
-from bp_convert.values.tensors import TensorSpec
 
 ROOT = "data"
 # Mean and deviation of each channel over the training images, as the paper normalises its inputs
@@ -47,28 +45,22 @@ class VisionSet(Pictures):
     """A torchvision data set of images.
 
     Args:
-        source: its name, with the options ``root`` (the folder that its files lie in, by default
-            ``data``), ``mean`` and ``std``; without these, the set's own in ``NORMS``.
-        specs: the model's inputs.
-        part: train reads the training split, test the test split, or the one for validation
-            where there is no other.
-        download: let torchvision fetch the files where they are not there; else nothing is
-            downloaded.
+        request: for its name, with the options ``root`` (the folder that its files lie in, by
+            default ``data``), ``mean`` and ``std``; without these, the set's own in ``NORMS``.
 
     Raises:
         DataError: the files are not there, or the set is not one of images.
     """
 
-    def __init__(
-        self, source: Locator, specs: Sequence[TensorSpec], part: Part, *, download: bool
-    ) -> None:
-        super().__init__(source, ("root", *OPTIONS))
+    def __init__(self, request: Request) -> None:
+        super().__init__(request, ("root", *OPTIONS))
+        source, part = request.source, request.part
         root = Path(source.options.get("root", ROOT)).expanduser()
         kind: Any = getattr(datasets, source.name)
         if source.name in {"EMNIST", "QMNIST", "PhotoTour"}:  # their split is another thing
             raise self._bad("a data set with options of its own", "give it as FILE.py:LOADER")
         known = _parameters(kind)
-        options: dict[str, Any] = {"download": download} if "download" in known else {}
+        options: dict[str, Any] = {"download": request.download} if "download" in known else {}
         tries: list[dict[str, Any]] = [{}]
         if "train" in known:
             tries = [{"train": part == "train"}]
@@ -84,7 +76,7 @@ class VisionSet(Pictures):
                 if isinstance(problem, ValueError) and attempt is not tries[-1]:
                     continue
                 raise self._missing(kind, source.name, root, problem) from problem
-        self._look = look_for(source, specs, self._first(), NORMS.get(source.name))
+        self._look = look_for(request, self._first(), NORMS.get(source.name))
 
     def __len__(self) -> int:
         return len(self._data)
