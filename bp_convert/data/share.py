@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
-from bp_convert.data.collate import Accepts
-from bp_convert.data.dataset import Batch, Rows, Stream, empty
-from bp_convert.data.examples import Examples, digest_of, read_rows, read_stream
+from bp_convert.data.collate import Accepts, fit_batch
+from bp_convert.data.dataset import Batch, Item, Rows, Stream, empty
+from bp_convert.data.examples import Examples, digest_of
 from bp_convert.data.factory import tensor_rows
+from bp_convert.data.items import batched, cut_item, is_plain, joined, users_code
 from bp_convert.errors import DataError
 from bp_convert.graph.tree import rows_in
 from bp_convert.randomness import mixed
@@ -68,12 +69,11 @@ class Share:
             assert self.given is not None
             return self.given
         if isinstance(data, Rows):
-            batches, labels = read_rows(data, self.rows or (), self.batch, self.accepts)
+            batches, labels = _read(data, self.rows or (), self.batch, self.accepts)
             of = f" of {len(data):,} examples of {data.text}"
             of += f", {broken_words(len(data.broken))}" if data.broken else ""
         else:
-            assert self.count is not None
-            batches, labels = read_stream(data, self.count, self.skip, self.batch, self.accepts)
+            batches, labels = _checked(self._of_stream(data), data, self.accepts)
             of = f" examples of {data.text}"
         count = sum(rows_in(one) for one in batches)
         fewer = f" ({self.count:,} asked for)" if self.count and count < self.count else ""
@@ -87,6 +87,33 @@ class Share:
             partial(_others, data, self.others, self.accepts) if isinstance(data, Rows) else None,
         )
 
+    def _of_stream(self, data: Stream) -> list[Item]:
+        """Read ``count`` examples after the first ``skip``, and stop there.
+
+        Items are batches, or single examples where they have the shape of one.
+        """
+        assert self.count is not None
+        found: list[Item] = []
+        passed = taken = 0
+        with data.draws or nullcontext(), users_code(data.where):
+            for item in batched(data, data.specs, data.where, self.batch):
+                size = rows_in(item[:2])
+                start = min(size, self.skip - passed)
+                stop = min(size, start + self.count - taken)
+                if not is_plain(item[:2]):  # cannot be cut: taken whole, or passed over
+                    start, stop = (size, size) if start else (0, size)
+                passed += start
+                if stop > start:
+                    found.append(cut_item(item, slice(start, stop)))
+                    taken += stop - start
+                if taken >= self.count:
+                    break
+        if not found and not passed:
+            raise empty(data.where)
+        if not found:
+            raise used_up(data.where, passed, min(self.skip, passed))
+        return found
+
     @property
     def numbers(self) -> tuple[int, ...] | None:
         """Their numbers among those that calibration and training take of the source."""
@@ -94,11 +121,28 @@ class Share:
         return () if apart else self.rows
 
 
+def _read(
+    data: Rows, rows: Sequence[int], batch: int, accepts: Accepts | None
+) -> tuple[list[Batch], Tensor | None]:
+    with data.draws or nullcontext():
+        starts = range(0, len(rows), batch)
+        items = [data.__getitems__(rows[start : start + batch]) for start in starts]
+    return _checked(items, data, accepts)
+
+
+def _checked(
+    items: Sequence[Item], data: Rows | Stream, accepts: Accepts | None
+) -> tuple[list[Batch], Tensor | None]:
+    with users_code(data.where):
+        labels = joined([one[2] for one in items])
+    return [fit_batch(*one[:2], data.specs, data.where, accepts) for one in items], labels
+
+
 def _others(data: Rows, rows: tuple[int, ...], accepts: Accepts | None) -> Batch | None:
     """Read some of what is left; None where there is none, or none that can be read."""
     with suppress(DataError):
         if rows:
-            return read_rows(data, rows, FRESH, accepts)[0][0]
+            return _read(data, rows, FRESH, accepts)[0][0]
     return None
 
 
@@ -197,3 +241,13 @@ def from_tensors(
     order = shuffled(data, seed)
     rows = sorted(order) if count is None else first_rows(order, count)
     return Share(data, tuple(rows), count, batch=batch).examples
+
+
+def used_up(where: str, total: int, taken: int) -> DataError:
+    """Return the error of a source of which calibration left nothing."""
+    return DataError(
+        where=where,
+        found=f"{total} examples, and calibration has used the first {taken}",
+        allowed="examples that calibration has not seen",
+        fix="calibrate on fewer examples, or evaluate on other data",
+    )

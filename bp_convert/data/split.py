@@ -19,7 +19,7 @@ from torch import nn
 
 from bp_convert.data.collate import Accepts, fit_batch, shaped
 from bp_convert.data.dataset import Part, Rows, Stream, empty
-from bp_convert.data.examples import Examples, used_up
+from bp_convert.data.examples import Examples
 from bp_convert.data.factory import Data, has_parts, is_arrays, open_data
 from bp_convert.data.images import Pictures
 from bp_convert.data.locator import Locator
@@ -32,6 +32,7 @@ from bp_convert.data.share import (
     last_rows,
     parted,
     shuffled,
+    used_up,
 )
 from bp_convert.errors import DataError
 from bp_convert.graph.example import SampleInputs, specs_of_batch
