@@ -116,16 +116,16 @@ def _kind_of_zip(path: Path) -> FileKind:
     inner = [name.partition("/")[2] or name for name in names]
     program = ""
     if any(name.endswith("constants.pkl") or name.startswith("code/") for name in inner):
-        program = "a TorchScript program"
+        program = "a TorchScript program, whose layers can no longer be exchanged"
     elif any(
         name == "archive_format" or name.startswith(("models/", "serialized_exported_program"))
         for name in inner
     ):
-        program = "an exported program (torch.export)"
+        program = "an exported program (torch.export), whose layers can no longer be exchanged"
     if program:
         raise refusal(
             path,
-            f"{program}, whose layers can no longer be exchanged",
+            program,
             "give the eager model that it was made from: torch.save(model, 'model.pt'), or its "
             "state dict with --arch",
         )
