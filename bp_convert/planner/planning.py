@@ -17,7 +17,7 @@ from bp_convert.graph.ready import check_ready
 from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Factors, prime_reason
-from bp_convert.planner.requests import LayerRequest, reasons_of, requests_of
+from bp_convert.planner.requests import reasons_of, requests_of
 from bp_convert.planner.samples import sample_inputs
 from bp_convert.planner.warm import Planned, maps_for, with_warmth
 from bp_convert.planner.worth import chosen, worth
@@ -97,31 +97,31 @@ class _Planning:
         self.found: Allocation | None = None
         self.progress = progress
         self.sites = walk(model)
+        self.requests = requests_of(settings, self.sites)
+        self.widths = WidthPlan({})
         self.notes: list[str] = []
 
     def run(self) -> Planned:
         self.progress("reading the model", 0, self.STEPS)
-        requests = requests_of(self.settings, self.sites)
         self.progress("running a copy of it", 1, self.STEPS)
         sample = sample_inputs(self.model, self.settings, self.examples, self.given)
         seen = self._observe(sample)
         # A target weighs the head's error like any other.
         heads_too = self.settings.convert_head or bool(self.settings.target)
-        reasons = reasons_of(self.model, self.sites, requests, seen, heads_too=heads_too)
+        reasons = reasons_of(self.model, self.sites, self.requests, seen, heads_too=heads_too)
         self.progress("finding which widths go together", 2, self.STEPS)
-        widths = self._widths(sample, requests, reasons)
+        if self.settings.alpha != 1:
+            self.widths = self._widened(sample, reasons)
         if self.settings.target:
             free = [site for site in self.sites if site.name not in reasons]
-            asks = {name: request.ask for name, request in requests.items() if request.insists}
-            floors = {name: request.floor for name, request in requests.items()}
-            self.found = self.spending.search(free, asks, floors, seen)
+            asks = {name: one.ask for name, one in self.requests.items() if one.insists}
+            self.found = self.spending.search(free, asks, self._floors(), seen)
             self.notes += self.found.notes
         layers = tuple(
-            self._layer(site, requests[site.name], reasons.get(site.name), widths, seen)
-            for site in self.sites
+            self._layer(site, reasons.get(site.name), seen or Observation()) for site in self.sites
         )
         self.progress("counting", 3, self.STEPS)
-        plan = self._total(layers, sample, widths, seen)
+        plan = self._total(layers, sample, seen)
         maps = maps_for(self.model, plan, sample, self.progress)
         if maps is not None:
             plan = with_warmth(plan, self.sites, maps)
@@ -130,13 +130,14 @@ class _Planning:
 
     def probe(self) -> tuple[list[Unit], list[tuple[Site, str]]]:
         """Return the candidates of every layer that can be converted, and why others cannot."""
-        requests = requests_of(self.settings, self.sites)
         seen = self._observe(sample_inputs(self.model, self.settings, self.examples, self.given))
-        reasons = reasons_of(self.model, self.sites, requests, seen, heads_too=True)
+        reasons = reasons_of(self.model, self.sites, self.requests, seen, heads_too=True)
         free = [site for site in self.sites if site.name not in reasons]
-        floors = {name: request.floor for name, request in requests.items()}
-        units = self.spending.units(self.spending.free_layers(free, floors, seen))
+        units = self.spending.units(self.spending.free_layers(free, self._floors(), seen))
         return units, [(one, reasons[one.name]) for one in self.sites if one.name in reasons]
+
+    def _floors(self) -> dict[str, float]:
+        return {name: request.floor for name, request in self.requests.items()}
 
     # What the model says
 
@@ -156,11 +157,7 @@ class _Planning:
             self.notes.append(f"multiply-adds are not counted: {problem.found}")
             return None
 
-    def _widths(
-        self, sample: SampleInputs, requests: dict[str, LayerRequest], reasons: dict[str, str]
-    ) -> WidthPlan | None:
-        if self.settings.alpha == 1:
-            return None
+    def _widened(self, sample: SampleInputs, reasons: dict[str, str]) -> WidthPlan:
         if not sample:
             raise PlanError(
                 where=f"{type(self.model).__name__}, alpha {self.settings.alpha:g}",
@@ -173,7 +170,7 @@ class _Planning:
             site.name: site.kind.name
             for site in self.sites
             if site.name not in reasons
-            and prime_reason(site.kind.widths(site.module), requests[site.name].ask) is None
+            and prime_reason(site.kind.widths(site.module), self.requests[site.name].ask) is None
         }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -184,24 +181,18 @@ class _Planning:
 
     # One layer
 
-    def _layer(
-        self,
-        site: Site,
-        request: LayerRequest,
-        reason: str | None,
-        widths: WidthPlan | None,
-        seen: Observation | None,
-    ) -> LayerPlan:
-        kind, module = site.kind, site.module
+    def _layer(self, site: Site, reason: str | None, seen: Observation) -> LayerPlan:
+        kind, module, request = site.kind, site.module, self.requests[site.name]
         before = kind.widths(module)
-        target = None if widths is None else widths.targets.get(site.name)
+        target = self.widths.targets.get(site.name)
         after = before if target is None else (target.inputs[1], target.outputs[1])
         notes: list[str] = []
         factors: Factors = {}
-        shapes = seen.calls(site.names) if seen else []
+        shapes = seen.calls(site.names)
+        found = self.found or Allocation()
         searched = self.found is not None and not request.insists
-        if reason is None and self.found is not None and searched:
-            factors = self.found.factors.get(site.name, {})
+        if reason is None and searched:
+            factors = found.factors.get(site.name, {})
             reason, notes = chosen(site, before, factors, shapes)
         elif reason is None:
             reason = prime_reason(after, request.ask)
@@ -211,7 +202,7 @@ class _Planning:
         if target is not None and target.reason and before[1] == after[1] and not reason:
             notes.append(f"keeps its width: {target.reason}")
         replaced = not reason
-        dense_macs = seen.macs_of(site.names) if seen else 0
+        macs = kind.macs(module, after, factors, shapes) // seen.examples if replaced else 0
         return LayerPlan(
             name=site.name,
             aliases=site.aliases,
@@ -227,26 +218,17 @@ class _Planning:
                 sum(p.numel() for p in module.parameters()),
                 kind.params(module, after, factors if replaced else None),
             ),
-            macs=(
-                dense_macs,
-                kind.macs(module, after, factors, shapes) // (seen.examples if seen else 1)
-                if replaced
-                else 0,
-            ),
-            error=_rounded(self.found.errors.get(site.name)) if self.found else None,
-            sensitivity=_rounded(self.found.sensitivities.get(site.name)) if self.found else None,
+            macs=(seen.macs_of(site.names), macs),
+            error=_rounded(found.errors.get(site.name)),
+            sensitivity=_rounded(found.sensitivities.get(site.name)),
         )
 
     # The whole
 
     def _total(
-        self,
-        layers: tuple[LayerPlan, ...],
-        sample: SampleInputs,
-        widths: WidthPlan | None,
-        seen: Observation | None,
+        self, layers: tuple[LayerPlan, ...], sample: SampleInputs, seen: Observation | None
     ) -> Plan:
-        resizes = widths.resizes if widths else ()
+        resizes = self.widths.resizes
         shared = shared_by(self.model, self.sites, resizes)
         plan = Plan(
             model=f"{type(self.model).__module__}.{type(self.model).__qualname__}",
@@ -257,7 +239,7 @@ class _Planning:
             layers=tuple(one.model_copy(update={"shared": shared[one.name]}) for one in layers),
             others=others_of(self.model, self.sites, resizes),
             resizes=resizes,
-            attrs=(widths.attrs if widths else ()) + self._fast_path_off(layers),
+            attrs=self.widths.attrs + self._fast_path_off(layers),
             params=count_params(self.model),
             bytes=count_bytes(self.model),
             error=_rounded(self.found.error) if self.found else None,
