@@ -48,8 +48,8 @@ def run_in(draft: Path, task: Task, results: Results, progress: Progress) -> Out
         try:
             _write_recipe(draft, job)
             print(f"job {job.name}, {identity}, process {os.getpid()}")
-            told = trail.told(_logged(progress))
-            source = trained_source(job, task.full, results, told)
+            tell = trail.told(_logged(progress))
+            source = trained_source(job, task.full, results, tell)
             outputs = Outputs(
                 model=None if job.weights == "none" else draft / f"model.{job.weights}",
                 plan=draft / "plan.json",
@@ -59,7 +59,7 @@ def run_in(draft: Path, task: Task, results: Results, progress: Progress) -> Out
                 checkpoints=results.training(identity),
                 resume=True,
             )
-            done = run(job, outputs, given=Given(source), progress=told)
+            done = run(job, outputs, given=Given(source), progress=tell)
             assert done.outcome is not None
             outcome = done.outcome.model_copy(update={"identity": identity})
             for remark in done.remarks:

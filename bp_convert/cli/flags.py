@@ -305,9 +305,9 @@ def check_data(
     """Refuse options about data where there is none."""
     if calibrate is None:
         alone = {"examples": examples, "tokenizer": None if evaluate else tokenizer}
-        for option in (name for name, value in alone.items() if value is not None):
+        for name in (name for name, value in alone.items() if value is not None):
             raise typer.BadParameter(
-                f"--{option} is about data, and there is none. Add --calibrate", ctx=ctx
+                f"--{name} is about data, and there is none. Add --calibrate", ctx=ctx
             )
     if metric is not None and evaluate is None:
         raise typer.BadParameter("--metric needs data to score on. Add --evaluate", ctx=ctx)
@@ -321,9 +321,9 @@ def check_plan(ctx: typer.Context, plan: Path | None, **asks: object) -> None:
     """
     given = [name for name, value in asks.items() if value is not None and value is not False]
     if plan is not None and given:
-        option = "--" + given[0].replace("_", "-")
+        flag = "--" + given[0].replace("_", "-")
         raise typer.BadParameter(
-            f"{option} is for making a plan, and --plan applies one that is made. Leave {option} "
+            f"{flag} is for making a plan, and --plan applies one that is made. Leave {flag} "
             "out, or make another plan with --plan-out",
             ctx=ctx,
         )
@@ -341,10 +341,10 @@ def check_target(ctx: typer.Context, target: object, rank: object, pairs: object
 
 def check_dry_run(ctx: typer.Context, *, evaluate: object, finetune: object, timed: bool) -> None:
     """Refuse what a dry run makes nothing for."""
-    for given, words in (
+    for given, why in (
         (evaluate, "makes nothing that --evaluate could score"),
         (finetune, "makes nothing that --finetune could train"),
         (timed, "converts nothing that --measure could time"),
     ):
         if given:
-            raise typer.BadParameter(f"a dry run {words}. Leave one of the two out", ctx=ctx)
+            raise typer.BadParameter(f"a dry run {why}. Leave one of the two out", ctx=ctx)

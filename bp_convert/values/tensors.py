@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
@@ -11,7 +11,7 @@ from bp_convert.errors import PlanError
 from bp_convert.values.base import Worded
 
 DType = Literal["float64", "float32", "float16", "bfloat16", "int64", "int32", "bool", "uint8"]
-_DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "bool", "uint8")
+_DTYPES = get_args(DType)
 _TEXT = re.compile(
     r"^(?:(?P<name>[A-Za-z_]\w*)=)?(?:(?P<dtype>[a-z]+\d*):)?(?P<shape>\d+(?:x\d+)*)"
     r"(?:>=(?P<low>\d+))?(?:<(?P<high>\d+))?$"
