@@ -31,17 +31,7 @@ def prune(
     init: Init = "warm",
     seed: int = 0,
 ) -> tuple[Converted, Plan]:
-    """Return a copy of ``model`` with as many outputs a layer as ``params`` parameters allow.
-
-    Every free layer keeps one share of its outputs, those whose weights have the largest norm
-    (Li et al., 2017: Pruning filters for efficient ConvNets); layers that are added to each other
-    are judged together. The output keeps its shape.
-
-    Args:
-        params: parameters at most.
-        inputs: example inputs; inferred where there are none.
-        init: ``warm`` keeps the weights of what stays, ``random`` starts afresh.
-        seed: of random starts.
+    """Prune as ``pipeline.prune`` says; layers that are added to each other are judged together.
 
     Raises:
         PlanError: the model's widths cannot be followed, or the size is out of reach.
