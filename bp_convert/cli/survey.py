@@ -260,7 +260,10 @@ def _show_weights(model: Path, *, quiet: bool, json_only: bool) -> bool:
     if held is None:
         return False
     if json_only:
-        forms = {one.name: {"shape": list(one.shape), "dtype": one.dtype} for one in held}
+        forms = {
+            name: {"shape": list(one.shape), "dtype": str(one.dtype).removeprefix("torch.")}
+            for name, one in held.items()
+        }
         print(as_json(forms))
         return True
     if quiet:

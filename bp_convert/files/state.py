@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -31,24 +30,7 @@ _DEPTH = 4  # dictionaries inside dictionaries
 _STEPS = 5  # prefixes one after another
 
 
-@dataclass(frozen=True)
-class StoredTensor:
-    """One tensor of a file.
-
-    Attributes:
-        name: its key.
-        shape: as saved.
-        dtype: torch's name of it.
-        size: its numbers.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    size: int
-
-
-def weights_alone(path: Path) -> tuple[StoredTensor, ...] | None:
+def weights_alone(path: Path) -> dict[str, Tensor] | None:
     """Return the tensors of a file that holds weights and no model; None for any other file.
 
     Of a training checkpoint those are the model's. Nothing that stands in the file runs.
@@ -68,13 +50,9 @@ def weights_alone(path: Path) -> tuple[StoredTensor, ...] | None:
     }
     states = {place: state for place, state in states.items() if state}
     if not states:
-        return () if kind is FileKind.SAFETENSORS else None
+        return {} if kind is FileKind.SAFETENSORS else None
     usual = next((states[key] for key in _USUAL_KEYS[:4] if key in states), None)
-    state = usual or max(states.values(), key=lambda one: sum(map(Tensor.numel, one.values())))
-    return tuple(
-        StoredTensor(name, tuple(one.shape), str(one.dtype).removeprefix("torch."), one.numel())
-        for name, one in state.items()
-    )
+    return usual or max(states.values(), key=lambda one: sum(map(Tensor.numel, one.values())))
 
 
 def contents(path: Path, kind: FileKind) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from bp_convert.render.numbers import short
 from bp_convert.values.report import Report
 
 if TYPE_CHECKING:
-    from bp_convert.files.state import StoredTensor  # which would load torch
+    from torch import Tensor
 
 WIDTH = 80
 _TENSORS, _SHAPES = 40, 18  # columns at most
@@ -153,21 +153,21 @@ def _lines(name: str, lines: list[str]) -> list[RenderableType]:
     return [table]
 
 
-def weights_line(source: str, held: Sequence[StoredTensor]) -> str:
+def weights_line(source: str, held: Mapping[str, Tensor]) -> str:
     """Say in a line what a file holds."""
-    count = sum(one.size for one in held)
+    count = sum(one.numel() for one in held.values())
     return f"{source}: weights without a model: {len(held)} tensors, {count:,} numbers"
 
 
-def shown_weights(source: str, held: Sequence[StoredTensor], fix: str) -> RenderableType:
+def shown_weights(source: str, held: Mapping[str, Tensor], fix: str) -> RenderableType:
     """Return a table of the tensors; those that differ by numbers in their names are one row.
 
     Args:
         fix: how to learn more.
     """
-    groups: dict[tuple[object, ...], list[StoredTensor]] = {}
-    for one in held:
-        groups.setdefault((re.sub(r"\d+", "*", one.name), one.shape, one.dtype), []).append(one)
+    groups: dict[tuple[object, ...], dict[str, Tensor]] = {}
+    for name, one in held.items():
+        groups.setdefault((re.sub(r"\d+", "*", name), one.shape, one.dtype), {})[name] = one
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column("tensor", max_width=_TENSORS)
     for head in ("shape", "dtype"):
@@ -175,11 +175,12 @@ def shown_weights(source: str, held: Sequence[StoredTensor], fix: str) -> Render
     table.add_column("numbers", justify="right", no_wrap=True)
     for same in groups.values():
         count = f" x{len(same)}" if len(same) > 1 else ""
-        shape = "x".join(map(str, same[0].shape)) or "one"
+        first, *_ = same.values()
+        shape = "x".join(map(str, first.shape)) or "one"
         table.add_row(
-            Text(wrapped(common([one.name for one in same]) + count, _TENSORS)),
+            Text(wrapped(common([*same]) + count, _TENSORS)),
             Text(middle(shape, _SHAPES)),
-            Text(same[0].dtype),
-            Text(f"{sum(one.size for one in same):,}"),
+            Text(str(first.dtype).removeprefix("torch.")),
+            Text(f"{sum(one.numel() for one in same.values()):,}"),
         )
     return Group(Text(weights_line(source, held), style="bold"), table, Text(fix))
