@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -32,25 +33,21 @@ def metric_for(objective: Objective, name: str | None = None) -> str | None:
     return "cosine" if objective.taught else None
 
 
+@dataclass
 class Validation:
     """Scores a model on validation data.
 
-    Args:
+    Attributes:
         feed: the data, in a fixed order.
         objective: the loss, whose terms on layers are left out here.
         metric: name of a metric, or None for the loss alone.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        feed: Feed,
-        objective: Objective,
-        metric: str | None,
-        teacher: nn.Module | None,
-    ) -> None:
-        self.engine, self.feed, self.objective = engine, feed, objective
-        self.metric, self.teacher = metric, teacher
+    engine: Engine
+    feed: Feed
+    objective: Objective
+    metric: str | None
+    teacher: nn.Module | None
 
     def score(self, model: nn.Module) -> dict[str, float]:
         """Return ``loss`` and the metric of a model, in eval mode; it stays as it is.
@@ -81,11 +78,9 @@ class Validation:
 
     def of_teacher(self) -> dict[str, float]:
         """Return the metric of the teacher, where it has one of its own."""
-        if self.teacher is None or self.metric in (None, "cosine", "error"):
+        if self.teacher is None or self.metric is None or self.metric in ("cosine", "error"):
             return {}
-        assert self.metric is not None
-        found = self.score(self.teacher)
-        return {self.metric: found.get(self.metric, math.nan)}
+        return {self.metric: self.score(self.teacher).get(self.metric, math.nan)}
 
 
 def taught(teacher: nn.Module, there: Micro) -> Tensor:
