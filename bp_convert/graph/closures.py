@@ -13,6 +13,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -41,13 +42,13 @@ def reconnect(memo: dict[int, Any], *, apart: bool) -> None:
             made.in_items(own, own)
 
 
+@dataclass
 class _Anew:
     """Gives the counterpart in the copy of whatever a function holds."""
 
-    def __init__(self, memo: dict[int, Any], apart: bool) -> None:
-        self.memo = memo
-        self.apart = apart
-        self.done: dict[int, tuple[Any, Any]] = {}  # each original with its counterpart
+    memo: dict[int, Any]
+    apart: bool
+    done: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # each with its counterpart
 
     def in_items(self, box: Any, items: Mapping[Any, Any]) -> None:
         """Exchange the functions in a list or dictionary of the copy."""

@@ -156,14 +156,11 @@ class ConvKind(Kind):
         return weight + (outputs if has_bias(module) else 0)
 
     def macs(self, module: Any, widths: Widths, factors: Factors, shapes: Sequence[Shape]) -> int:
-        inputs, outputs = widths
         axes = len(module.kernel_size)
         total: int = sum(
             (shape[0] if len(shape) == axes + 2 else 1)
             * conv_macs(
                 factors["weight"],
-                in_channels=inputs,
-                out_channels=outputs,
                 in_size=tuple(shape[-axes:]),
                 **fields_of(module, _SAME),
             )

@@ -169,8 +169,6 @@ def lanes(rows: int) -> int:
 def conv_macs(
     spec: FactorSpec,
     *,
-    in_channels: int,
-    out_channels: int,
     in_size: Sequence[int],
     kernel_size: Sequence[int],
     stride: Sequence[int],

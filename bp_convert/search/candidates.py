@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -61,6 +62,7 @@ def _fits(curve: Curve, site: Site) -> bool:
     return low_rank(curve.spec) or not site.kind.lookup
 
 
+@dataclass
 class Candidates:
     """Finds the options of each role of each free layer.
 
@@ -72,24 +74,17 @@ class Candidates:
         digest: hash of that data.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        layers: Sequence[FreeLayer],
-        method: Method,
-        batches: Batches = (),
-        digest: str = "",
-        progress: Progress = lambda *_: None,
-    ) -> None:
-        self.model = model
-        self.layers = layers
-        self.method = method
-        self.by_data = method.endswith("-data")
-        self.batches = batches
-        self.digest = digest
-        self.progress = progress
-        held = [*model.parameters(), *model.buffers()] if self.by_data else []
-        self._whole = cache.key_of(held, "model")
+    model: nn.Module
+    layers: Sequence[FreeLayer]
+    method: Method
+    batches: Batches = ()
+    digest: str = ""
+    progress: Progress = lambda *_: None
+
+    @property
+    def by_data(self) -> bool:
+        """Whether calibration data tells."""
+        return self.method.endswith("-data")
 
     def units(self) -> list[Unit]:
         """Return every role of every free layer with its options, in the model's order.
@@ -123,7 +118,7 @@ class Candidates:
         choices = site.kind.choices(site.module, layer.widths)[role]
         kernel = "x".join(map(str, choices.kernel))
         words = [self.method.removesuffix("-data"), site.kind.name, role, kernel]
-        if self.by_data:  # a layer's metric hangs on the whole model and on the data
+        if self.by_data:
             key = cache.key_of((), *words, self._whole, site.name, self.digest)
         else:
             key = cache.key_of(matrices, *words)
@@ -153,6 +148,11 @@ class Candidates:
         if found is None or not found[0].count:
             return None
         return [found[index * len(found) // matrices] for index in range(matrices)]
+
+    @cached_property
+    def _whole(self) -> str:
+        """A hash of the whole model, on which a layer's metric hangs."""
+        return cache.key_of([*self.model.parameters(), *self.model.buffers()], "model")
 
     @cached_property
     def _gathered(self) -> Moments:

@@ -8,7 +8,7 @@ parameters, until nothing better turns up. ``benchmarks/pairs.py`` compares that
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import log
 
 import numpy as np
@@ -71,34 +71,27 @@ def curves_of(
         rows: (K,) for each matrix how much its outputs count; None where all count alike.
         low_rank_only: look at low-rank alone, which is truncated SVD.
     """
-    return _Search(
-        matrices,
-        choices,
-        metrics or [Plain()] * len(matrices),
-        rows or [None] * len(matrices),
-    ).run(low_rank_only)
+    metrics = metrics or [Plain()] * len(matrices)
+    rows = rows or [None] * len(matrices)
+    return _Search([*map(to_compute, matrices)], choices, metrics, rows).run(low_rank_only)
 
 
+@dataclass
 class _Search:
-    def __init__(
-        self,
-        matrices: Sequence[Tensor],
-        choices: Choices,
-        metrics: Sequence[Metric],
-        rows: Sequence[Tensor | None],
-    ) -> None:
-        self.matrices = list(map(to_compute, matrices))
-        self.choices = choices
-        self.metrics = metrics
-        self.rows = rows
-        self.weighed = any(row is not None for row in rows)
-        self.size = sum(one.numel() for one in matrices) // len(matrices)  # of one
+    matrices: Sequence[Tensor]
+    choices: Choices
+    metrics: Sequence[Metric]
+    rows: Sequence[Tensor | None]
+    found: dict[FactorSpec, Curve] = field(default_factory=dict)
+    white: tuple[object, Sequence[Tensor]] = (None, ())
+
+    def __post_init__(self) -> None:
+        self.weighed = any(row is not None for row in self.rows)
+        self.size = self.matrices[0].numel()
         self.totals = [
             metric.energy(one if row is None else row[:, None] * one)
-            for metric, one, row in zip(metrics, self.matrices, rows, strict=True)
+            for metric, one, row in zip(self.metrics, self.matrices, self.rows, strict=True)
         ]
-        self.found: dict[FactorSpec, Curve] = {}
-        self.white: tuple[object, list[Tensor]] = (None, [])
 
     def run(self, low_rank_only: bool) -> list[Curve]:
         axes, pairs = next(iter(self.choices.ins.items()))
@@ -191,7 +184,7 @@ class _Search:
             pooled += squared_errors(table, spec).numpy() * energy
         return (pooled / total if total > 0 else pooled * 0).astype(np.float32)
 
-    def _whitened(self, spec: FactorSpec) -> list[Tensor]:
+    def _whitened(self, spec: FactorSpec) -> Sequence[Tensor]:
         if low_rank(spec):
             pairs = zip(self.metrics, self.matrices, strict=True)
             return [metric.root(one) for metric, one in pairs]

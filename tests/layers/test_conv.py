@@ -54,8 +54,6 @@ def _told(layer: Any, size: tuple[int, ...]) -> int:
     """Return the predicted multiply-adds of one example."""
     return conv_macs(
         layer.factors,
-        in_channels=layer.in_channels,
-        out_channels=layer.out_channels,
         in_size=size,
         kernel_size=layer.kernel_size,
         stride=layer.stride,

@@ -73,7 +73,10 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(
     assert blocked.read_text() == ""
 
 
-def test_what_was_used_last_is_kept_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_used_last_is_kept_longest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BP_CONVERT_CACHE", str(tmp_path))
     for number, key in enumerate("abcd"):
         cache.write(key, CURVES, 0.25)
         os.utime(cache.cache_folder() / f"{key}.npz", (number, number))
