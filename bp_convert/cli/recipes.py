@@ -75,7 +75,6 @@ def run(
     """Run the jobs of a recipe; results go into a folder with a summary.html."""
     if resume and force:
         raise typer.BadParameter("--resume keeps finished jobs, --force does them again: give one")
-    failed = False
     with errors_shown() as trail:
         from bp_convert.batch.book import read_recipe
 
@@ -90,12 +89,11 @@ def run(
 
             with progress_shown(trail, quiet=quiet or json_only) as progress:
                 found = list(estimates(chosen, progress))
-            failed = any(one.problem for one in found)
             if json_only:
                 print(as_json(found))
             else:
                 show(shown_estimates(book.name, found))
-            raise SystemExit(FAILED if failed else DONE)
+            raise SystemExit(FAILED if any(one.problem for one in found) else DONE)
         names = [one.job.name for one in chosen]
         try:
             with _watched(names, quiet=quiet or json_only) as watch:
@@ -127,7 +125,7 @@ def run(
             show(shown(summary))
             show_files(folder / f"summary.{form}" for form in ("html", "md", "csv", "json"))
         failed = any(one.state == "failed" for one in summary.jobs if one.name in names)
-    raise typer.Exit(FAILED if failed else DONE)
+        raise SystemExit(FAILED if failed else DONE)
 
 
 @app.command()

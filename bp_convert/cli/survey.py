@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -253,10 +254,9 @@ def _show_weights(model: Path, *, quiet: bool, json_only: bool) -> bool:
     from bp_convert.render.terminal import shown_weights, weights_line
     from bp_convert.values.base import as_json
 
-    try:
+    held = None
+    with suppress(CheckpointError):
         held = weights_alone(model)
-    except CheckpointError:
-        return False
     if held is None:
         return False
     if json_only:
@@ -265,10 +265,9 @@ def _show_weights(model: Path, *, quiet: bool, json_only: bool) -> bool:
             for name, one in held.items()
         }
         print(as_json(forms))
-        return True
-    if quiet:
+    elif quiet:
         print(weights_line(model.name, held))
-        return True
-    fix = "To see what would become of each layer, say which model they belong to: --arch "
-    show(shown_weights(model.name, held, f"{fix}{ARCH_FORMS}"))
+    else:
+        fix = "To see what would become of each layer, say which model they belong to: --arch "
+        show(shown_weights(model.name, held, f"{fix}{ARCH_FORMS}"))
     return True
