@@ -16,8 +16,8 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from bp_convert.render import batch_cells as cells_of
 from bp_convert.render import documents
+from bp_convert.render.batch_cells import Seeds, cells, over_seeds, seeds_row, verdict
 from bp_convert.render.fold import middle
 from bp_convert.render.numbers import clock, short
 from bp_convert.render.words import value_of
@@ -90,24 +90,19 @@ def shown(summary: Summary) -> RenderableType:
     """Return the table of all jobs."""
     scored = next((one.score.metric for one in summary.jobs if one.score), "")
     printed = any(one.paper and one.paper.score is not None for one in summary.jobs)
-    heads = ["state", "params", "kept"]
-    heads += ["full", scored] if scored else []
-    heads += ["paper"] if printed else []
-    heads += ["time"]
+    columns = {"state": "state", "params": "params", "kept": "kept"}
+    columns |= {"full": "full", "score": scored} if scored else {}
+    columns |= {"printed": "paper", "time": "time"} if printed else {"time": "time"}
+    heads = list(columns.values())
     rows = summary.jobs[:MOST]
-    cells = []
-    for one in rows:
-        line = [one.state, cells_of.params(one), cells_of.kept(one)]
-        line += [cells_of.full(one), cells_of.score(one)] if scored else []
-        line += [cells_of.printed(one)] if printed else []
-        cells.append([*line, clock(one.seconds) if one.seconds else ""])
+    lines = [[said[key] for key in columns] for said in map(cells, rows)]
     table = _table()
     table.add_column("job", no_wrap=True)
     for head in heads:
         table.add_column(head, justify="left" if head == "state" else "right", no_wrap=True)
     # Numbers are whole; names give way.
-    width = WIDTH - sum(2 + max(map(len, column)) for column in zip(heads, *cells, strict=True))
-    for one, (state, *numbers) in zip(rows, cells, strict=True):
+    width = WIDTH - sum(2 + max(map(len, column)) for column in zip(heads, *lines, strict=True))
+    for one, (state, *numbers) in zip(rows, lines, strict=True):
         name = Text(middle(one.name, max(LEAST, width)))
         table.add_row(name, Text(state, style=_STATE[state]), *numbers)
     parts: list[RenderableType] = [Text(summary.name, style="bold"), table]
@@ -115,19 +110,19 @@ def shown(summary: Summary) -> RenderableType:
         parts.append(Text(f"and {len(summary.jobs) - len(rows)} more", style="dim"))
     if printed:
         parts.append(Text("paper: as printed there, in percent", style="dim"))
-    if groups := cells_of.over_seeds(summary.jobs):
+    if groups := over_seeds(summary.jobs):
         parts += [Text(), _shown_seeds(groups, scored)]
-    return Group(*parts, Text(), Text(cells_of.verdict(summary), style="bold"))
+    return Group(*parts, Text(), Text(verdict(summary), style="bold"))
 
 
-def _shown_seeds(groups: Sequence[cells_of.Seeds], metric: str) -> Table:
+def _shown_seeds(groups: Sequence[Seeds], metric: str) -> Table:
     table = _table()
     table.add_column("over seeds", no_wrap=True)
     for head in ("seeds", "params", "kept", metric, "spread"):
         table.add_column(head, justify="right", no_wrap=True)
     for one in groups:
-        name, *cells = cells_of.seeds_row(one)
-        table.add_row(Text(middle(name, 34)), *cells)
+        name, *numbers = seeds_row(one)
+        table.add_row(Text(middle(name, 34)), *numbers)
     return table
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
-from bp_convert.render.numbers import short
+from bp_convert.render.numbers import clock, short
 from bp_convert.render.words import value_of
 from bp_convert.values.outcome import Outcome, Summary
 
@@ -72,46 +72,39 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def params(one: Outcome) -> str:
-    """Return the parameters of the converted model."""
-    return short(one.params.after) if one.params else ""
+def cells(one: Outcome) -> dict[str, str]:
+    """Return the words for one job, by what they say.
 
-
-def kept(one: Outcome) -> str:
-    """Return its share of the full model's parameters."""
-    return f"{100 * one.params.ratio:.1f} %" if one.params else ""
-
-
-def full(one: Outcome) -> str:
-    """Return the score of the full model."""
-    return value_of(one.score, one.score.before) if one.score else ""
-
-
-def score(one: Outcome) -> str:
-    """Return the score that a job ends with."""
-    return value_of(one.score, one.score.after) if one.score else ""
-
-
-def converted(one: Outcome) -> str:
-    """Return the score after the conversion, where training followed."""
-    if one.converted is None or one.trained is None:
-        return ""
-    return value_of(one.converted, one.converted.after)
-
-
-def printed(one: Outcome) -> str:
-    """Return the score that a publication prints."""
-    return "" if one.paper is None or one.paper.score is None else f"{one.paper.score:g}"
+    ``full`` is the full model's score, ``converted`` the one before training, ``score`` the one in
+    the end, and ``printed`` what a publication prints.
+    """
+    score, paper = one.score, one.paper
+    untrained = one.converted if one.trained else None
+    return {
+        "name": one.name,
+        "state": one.state,
+        "params": short(one.params.after) if one.params else "",
+        "kept": f"{100 * one.params.ratio:.1f} %" if one.params else "",
+        "MACs": short(one.macs.after) if one.macs else "",
+        "metric": score.metric if score else "",
+        "full": value_of(score, score.before) if score else "",
+        "converted": value_of(untrained, untrained.after) if untrained else "",
+        "score": value_of(score, score.after) if score else "",
+        "printed": "" if paper is None or paper.score is None else f"{paper.score:g}",
+        "steps": f"{one.trained.steps:,}" if one.trained else "",
+        "time": clock(one.seconds) if one.seconds else "",
+        "files": one.problem or ("" if one.folder else "not run"),
+    }
 
 
 def seeds_row(group: Seeds) -> tuple[str, ...]:
     """Return name, seeds, parameters, share kept, mean and spread."""
-    first, spread = group.jobs[0], group.spread
+    score, spread, said = group.jobs[0].score, group.spread, cells(group.jobs[0])
     return (
         group.name,
         str(len(group.jobs)),
-        params(first),
-        kept(first),
-        value_of(first.score, group.mean) if first.score else "",
-        value_of(first.score, spread) if first.score and spread is not None else "",
+        said["params"],
+        said["kept"],
+        value_of(score, group.mean) if score else "",
+        value_of(score, spread) if score and spread is not None else "",
     )

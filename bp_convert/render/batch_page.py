@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bp_convert.render import batch_cells as cells_of
 from bp_convert.render.axis import linear, logarithmic
+from bp_convert.render.batch_cells import cells, over_seeds, seeds_row, verdict
 from bp_convert.render.chart import Chart, Scored, charts
-from bp_convert.render.numbers import clock, short
 from bp_convert.render.page import Note, Page, Row, Section, Table
 from bp_convert.render.words import is_share
 from bp_convert.values.outcome import Outcome, Summary
@@ -29,7 +28,7 @@ def page(summary: Summary) -> Page:
     )
     return Page(
         title=summary.name,
-        verdict=cells_of.verdict(summary),
+        verdict=verdict(summary),
         sections=tuple(section for section in found if section.parts),
         terms=(
             *("alpha", "rank R", "term", "target", "low rank", "params", "kept", "MAC"),
@@ -43,23 +42,17 @@ def page(summary: Summary) -> Page:
 
 def _jobs_table(summary: Summary) -> Table:
     metrics = _metrics(summary)
-    heads = ["job", "params", "kept", "MACs"]
-    heads += ["metric"] if len(metrics) > 1 else []
-    heads += [_headed(metrics, "full"), "converted", "in the end"] if metrics else []
-    heads += ["steps", "time", "files, or why not"]
+    columns = {"name": "job", "params": "params", "kept": "kept", "MACs": "MACs"}
+    columns |= {"metric": "metric"} if len(metrics) > 1 else {}
+    if metrics:
+        columns |= {"full": _headed(metrics, "full"), "converted": "converted"}
+        columns |= {"score": "in the end"}
+    columns |= {"steps": "steps", "time": "time", "files": "files, or why not"}
     rows = []
     for one in summary.jobs:
-        cells = [one.name, cells_of.params(one), cells_of.kept(one)]
-        cells.append(short(one.macs.after) if one.macs else "")
-        if len(metrics) > 1:
-            cells.append(one.score.metric if one.score else "")
-        if metrics:
-            cells += [cells_of.full(one), cells_of.converted(one), cells_of.score(one)]
-        cells.append(f"{one.trained.steps:,}" if one.trained else "")
-        cells.append(clock(one.seconds) if one.seconds else "")
-        cells.append(one.problem or ("" if one.folder else "not run"))
-        rows.append(Row(tuple(cells), one.state, one.folder))
-    return Table(tuple(heads), tuple(rows), frozenset(range(1, len(heads) - 1)))
+        said = cells(one)
+        rows.append(Row(tuple(said[key] for key in columns), one.state, one.folder))
+    return Table(tuple(columns.values()), tuple(rows), frozenset(range(1, len(columns) - 1)))
 
 
 def _metrics(summary: Summary) -> tuple[str, ...]:
@@ -73,10 +66,10 @@ def _headed(metrics: tuple[str, ...], what: str) -> str:
 
 def _seeds_table(summary: Summary) -> tuple[Table, ...]:
     """Return mean and spread where jobs differ in nothing but their seed."""
-    groups = cells_of.over_seeds(summary.jobs)
+    groups = over_seeds(summary.jobs)
     mean = _headed(_metrics(summary), "mean")
     heads = ("job", "seeds", "params", "kept", mean, "standard deviation")
-    rows = tuple(Row(cells_of.seeds_row(one)) for one in groups)
+    rows = tuple(Row(seeds_row(one)) for one in groups)
     return (Table(heads, rows, frozenset(range(1, 6))),) if groups else ()
 
 
@@ -99,7 +92,7 @@ def _paper_row(one: Outcome) -> Row:
             one.name,
             f"{one.params.after:,}" if one.params else "not run",
             f"{paper.params:,}" if paper.params else "",
-            cells_of.score(one) or ("not run" if one.state == "waiting" else ""),
+            cells(one)["score"] or ("not run" if one.state == "waiting" else ""),
             "" if paper.score is None else f"{paper.score:g} {paper.metric}",
             difference,
             paper.source,
