@@ -29,6 +29,7 @@ WORTH = 1.1  # times the loss that speed may cost
 FILLS = 40  # single terms that what is left over is spent on
 SPENT = 0.993  # share of a target that a choice is to take up
 LEFT = 0.01  # share of a target from which on what is left over is spoken of
+WIDER = ", or let more layers take part: fewer --exclude, lower floors"
 SLOWER = "to keep the target the model is predicted to run slower than before"
 
 
@@ -270,13 +271,7 @@ def _refusal(
         allowed=f"from {lowest:,.0f} (a share of {lowest / before:.4g})"
         + (f" to {before:,.0f}" if lowest <= before else ""),
         fix=("loosen one of the targets" if beside else "ask for a value in this range")
-        + _ways(budget)
+        + (WIDER if budget.narrowed else "")
+        + (f"; for want of a kind these stay as they are: {budget.held}" if budget.held else "")
         + target.hint,
     )
-
-
-def _ways(budget: Budget) -> str:
-    """Say what else helps, and what no choice of layers can change."""
-    more = ", or let more layers take part: fewer --exclude, lower floors"
-    stays = f"; for want of a kind these stay as they are: {budget.held}" if budget.held else ""
-    return (more if budget.narrowed else "") + stays

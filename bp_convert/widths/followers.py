@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bp_convert.kinds import Spread
 from bp_convert.torch_private import BatchNormBase, ConvBase, InstanceNormBase
+from bp_convert.widths.width_forms import is_turned
 
 _NORMS = (
     BatchNormBase,
@@ -67,7 +68,7 @@ def channel_axis(module: nn.Module) -> int | None:
         return -1
     if isinstance(module, ConvBase):
         return -1 - len(module.kernel_size)
-    if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
+    if is_turned(module):
         return -1
     return None
 
@@ -84,7 +85,7 @@ def mixes(module: nn.Module) -> bool:
     """Return whether a follower sums over its input channels, so that its output is new."""
     if isinstance(module, ConvBase):
         return module.groups != module.in_channels
-    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+    return is_turned(module)
 
 
 def follow(
@@ -97,9 +98,8 @@ def follow(
     rule = _rule(module, name, before, after, inputs)
     if rule is None:
         return None
-    sizes = tuple(
-        old if index is None else len(index) for old, index in zip(before, rule.axes, strict=True)
-    )
+    pairs = zip(before, rule.axes, strict=True)
+    sizes = tuple(old if index is None else len(index) for old, index in pairs)
     return rule if sizes == after else None  # a tensor that a subclass has of its own
 
 
@@ -115,7 +115,7 @@ def _rule(
         return Follow((*plain[:-1], None if before[-1] == after[-1] else inputs))
     if isinstance(module, ConvBase):
         return _conv(module, name, plain, after, inputs)
-    if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
+    if is_turned(module):
         return Follow((inputs, plain[1]), shared=0) if name == "weight" else Follow(plain)
     return None
 

@@ -26,9 +26,14 @@ def form_of(module: nn.Module) -> Form | None:
     return form if form is not None and _fits(module, form) else None
 
 
+def is_turned(module: nn.Module) -> bool:
+    """Return whether a module is transformers' Conv1D, a linear layer whose weight is (D, K)."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+
+
 def _other(module: nn.Module) -> Callable[[Any], Form] | None:
     """Return what makes the form of a module that is of no kind's types."""
-    if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
+    if is_turned(module):
         return _transposed_linear
     return next((make for types, make in _FORMS if isinstance(module, types)), None)
 
