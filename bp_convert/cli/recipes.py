@@ -25,52 +25,44 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Run batches of conversions from a file.",
 )
-File = Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML or JSON file.")]
-Folder = Annotated[
-    Path | None,
-    o.option(
-        None,
-        "-o --output FOLDER",
-        "Where results go. Default: the recipe's `output`, or runs/NAME.",
-    ),
-]
-Jobs = Annotated[int, o.option(None, "--jobs N", "Jobs at a time.", min=1)]
-Only = Annotated[
-    list[str] | None, o.option(None, "--only PATTERN", "Only jobs of these names. Repeat for more.")
-]
-Resume = Annotated[
-    bool, o.option(None, "--resume", "Go on: keep finished jobs that nothing has changed for.")
-]
-Force = Annotated[bool, o.option(None, "--force", "Do finished jobs again.")]
-KeepGoing = Annotated[
-    bool, o.option(None, "--keep-going", "Start further jobs after one has failed.")
-]
-DryRun = Annotated[bool, o.option(None, "--dry-run", "Show every job's plan and cost, and stop.")]
-Executor = Annotated[
-    Literal["local", "ray"],
-    o.option(
-        None,
-        "--executor local|ray",
-        "Where jobs run: processes here, or a Ray cluster (RAY_ADDRESS, else one of its own).",
-    ),
-]
-Json = Annotated[bool, o.option(None, "--json", "Print the summary as JSON only.")]
-Quiet = Annotated[bool, o.option(None, "--quiet -q", "Print the verdict only.")]
 
 
 @app.command()
 def run(
-    recipe: File,
-    output: Folder = None,
-    jobs: Jobs = 1,
-    only: Only = None,
-    resume: Resume = False,
-    force: Force = False,
-    keep_going: KeepGoing = False,
-    dry_run: DryRun = False,
-    executor: Executor = "local",
-    json_only: Json = False,
-    quiet: Quiet = False,
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML or JSON file.")],
+    output: Annotated[
+        Path | None,
+        o.option(
+            None,
+            "-o --output FOLDER",
+            "Where results go. Default: the recipe's `output`, or runs/NAME.",
+        ),
+    ] = None,
+    jobs: Annotated[int, o.option(None, "--jobs N", "Jobs at a time.", min=1)] = 1,
+    only: Annotated[
+        list[str] | None,
+        o.option(None, "--only PATTERN", "Only jobs of these names. Repeat for more."),
+    ] = None,
+    resume: Annotated[
+        bool, o.option(None, "--resume", "Go on: keep finished jobs that nothing has changed for.")
+    ] = False,
+    force: Annotated[bool, o.option(None, "--force", "Do finished jobs again.")] = False,
+    keep_going: Annotated[
+        bool, o.option(None, "--keep-going", "Start further jobs after one has failed.")
+    ] = False,
+    dry_run: Annotated[
+        bool, o.option(None, "--dry-run", "Show every job's plan and cost, and stop.")
+    ] = False,
+    executor: Annotated[
+        Literal["local", "ray"],
+        o.option(
+            None,
+            "--executor local|ray",
+            "Where jobs run: processes here, or a Ray cluster (RAY_ADDRESS, else one of its own).",
+        ),
+    ] = "local",
+    json_only: Annotated[bool, o.option(None, "--json", "Print the summary as JSON only.")] = False,
+    quiet: Annotated[bool, o.option(None, "--quiet -q", "Print the verdict only.")] = False,
 ) -> None:
     """Run the jobs of a recipe; results go into a folder with a summary.html."""
     if resume and force:

@@ -13,15 +13,6 @@ from bp_convert.cli.session import errors_shown, print_result, progress_shown, s
 from bp_convert.errors import CheckpointError
 from bp_convert.values.recipe import EXAMPLES, Job
 
-Error = Annotated[
-    float, o.option(None, "--error E", "Relative error at which savings are counted.")
-]
-Folder = Annotated[
-    Path | None,
-    o.option(o.OUT, "-o --output FOLDER", "Write each point's model there, named by its target."),
-]
-NoSvd = Annotated[bool, o.option(o.GOAL, "--no-svd", "Leave truncated SVD out.")]
-
 
 def probe(
     ctx: typer.Context,
@@ -33,7 +24,9 @@ def probe(
     calibrate: o.Calibrate = None,
     examples: o.Count = None,
     tokenizer: o.Tokenizer = None,
-    error: Error = 0.3,
+    error: Annotated[
+        float, o.option(None, "--error E", "Relative error at which savings are counted.")
+    ] = 0.3,
     include: o.Include = None,
     exclude: o.Exclude = None,
     report: o.ReportFile = None,
@@ -99,11 +92,16 @@ def sweep(
     method: o.Method = None,
     evaluate: o.Evaluate = None,
     metric: o.Metric = None,
-    no_svd: NoSvd = False,
+    no_svd: Annotated[bool, o.option(o.GOAL, "--no-svd", "Leave truncated SVD out.")] = False,
     include: o.Include = None,
     exclude: o.Exclude = None,
     convert_anyway: o.ConvertAnyway = False,
-    output: Folder = None,
+    output: Annotated[
+        Path | None,
+        o.option(
+            o.OUT, "-o --output FOLDER", "Write each point's model there, named by its target."
+        ),
+    ] = None,
     report: o.ReportFile = None,
     force: o.Force = False,
     seed: o.Seed = None,

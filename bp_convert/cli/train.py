@@ -18,74 +18,66 @@ ON = "On what   --data FashionMNIST --validation 0.1"
 HOW = "How   --epochs 3 --lr 1e-3 --set distill.logits=2 --preset paper"
 RUN = "The run   --folder run, later --resume"
 
-ModelOrSpec = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A model file, converted or not, or an untrained architecture such as "
-        "bp:svgg?in_channels=1 (the forms of --arch).",
-    ),
-]
-DataSource = Annotated[str | None, o.option(ON, "--data DATA", "As --calibrate takes it.")]
-Validation = Annotated[
-    str | None,
-    o.option(
-        ON,
-        "--validation DATA|SHARE",
-        "A source, or the share of the data that is held out. Default: 0.1.",
-    ),
-]
-Teacher = Annotated[
-    str | None,
-    o.option(
-        ON,
-        "--teacher MODEL",
-        "The model to learn from: the source of a converted one. Labels are not needed then.",
-    ),
-]
-Download = Annotated[bool, o.option(ON, "--download", "Let torchvision fetch a data set.")]
-Epochs = Annotated[float | None, o.option(HOW, "--epochs N", "Default: 1.")]
-Steps = Annotated[int | None, o.option(HOW, "--steps N", "Instead of epochs.")]
-BatchSize = Annotated[int | None, o.option(HOW, "--batch N", "Default: 64.")]
-Rate = Annotated[float | None, o.option(HOW, "--lr RATE", "Default: 1e-3.")]
-Preset = Annotated[
-    Literal["paper", "paper-captioner"] | None,
-    o.option(HOW, "--preset NAME", "paper or paper-captioner: the settings as published."),
-]
-Set = Annotated[
-    list[str] | None,
-    o.option(
-        HOW,
-        "--set KEY=VALUE",
-        "Any setting of bp_convert.Training, such as optimizer=AdamW, precision=bf16, ema=0.999, "
-        "augment=paper, recompute=true. Repeat.",
-        autocompletion=o.training_keys,
-    ),
-]
-Folder = Annotated[
-    Path | None,
-    o.option(RUN, "--folder FOLDER", "Where checkpoints, log.jsonl and TensorBoard's events go."),
-]
-Resume = Annotated[bool, o.option(RUN, "--resume", "Go on from the newest checkpoint in --folder.")]
-
 
 def finetune(
-    model: ModelOrSpec,
-    data: DataSource = None,
-    validation: Validation = None,
-    teacher: Teacher = None,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model file, converted or not, or an untrained architecture such as "
+            "bp:svgg?in_channels=1 (the forms of --arch).",
+        ),
+    ],
+    data: Annotated[str | None, o.option(ON, "--data DATA", "As --calibrate takes it.")] = None,
+    validation: Annotated[
+        str | None,
+        o.option(
+            ON,
+            "--validation DATA|SHARE",
+            "A source, or the share of the data that is held out. Default: 0.1.",
+        ),
+    ] = None,
+    teacher: Annotated[
+        str | None,
+        o.option(
+            ON,
+            "--teacher MODEL",
+            "The model to learn from: the source of a converted one. Labels are not needed then.",
+        ),
+    ] = None,
     metric: o.Metric = None,
-    download: Download = False,
+    download: Annotated[
+        bool, o.option(ON, "--download", "Let torchvision fetch a data set.")
+    ] = False,
     tokenizer: o.Tokenizer = None,
-    epochs: Epochs = None,
-    steps: Steps = None,
-    batch: BatchSize = None,
-    lr: Rate = None,
-    preset: Preset = None,
-    set: Set = None,
+    epochs: Annotated[float | None, o.option(HOW, "--epochs N", "Default: 1.")] = None,
+    steps: Annotated[int | None, o.option(HOW, "--steps N", "Instead of epochs.")] = None,
+    batch: Annotated[int | None, o.option(HOW, "--batch N", "Default: 64.")] = None,
+    lr: Annotated[float | None, o.option(HOW, "--lr RATE", "Default: 1e-3.")] = None,
+    preset: Annotated[
+        Literal["paper", "paper-captioner"] | None,
+        o.option(HOW, "--preset NAME", "paper or paper-captioner: the settings as published."),
+    ] = None,
+    set: Annotated[
+        list[str] | None,
+        o.option(
+            HOW,
+            "--set KEY=VALUE",
+            "Any setting of bp_convert.Training, such as optimizer=AdamW, precision=bf16, "
+            "ema=0.999, augment=paper, recompute=true. Repeat.",
+            autocompletion=o.training_keys,
+        ),
+    ] = None,
     seed: o.Seed = None,
-    folder: Folder = None,
-    resume: Resume = False,
+    folder: Annotated[
+        Path | None,
+        o.option(
+            RUN, "--folder FOLDER", "Where checkpoints, log.jsonl and TensorBoard's events go."
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, o.option(RUN, "--resume", "Go on from the newest checkpoint in --folder.")
+    ] = False,
     arch: o.Arch = None,
     trust: o.Trust = None,
     input: o.Input = None,
