@@ -76,24 +76,12 @@ def compare(model: nn.Module, share: float) -> tuple[list[tuple[str, float, floa
         kernels = site.kind.choices(site.module, site.kind.widths(site.module))
         for role, matrices in site.kind.matrices(site.module, Spread()).items():
             spec = layer.factors[role]
-            columns = Columns.of(spec, kernels[role].kernel)
             ones = [one.detach().float() for one in matrices]
-            energies = [float(one.square().sum()) for one in ones]
-            gap = sum(
-                float(squared_errors(whitened(one, Plain(), columns), spec)[spec.rank]) * energy
-                for one, energy in zip(ones, energies, strict=True)
-            )
+            gap = float(pooled(ones, spec, kernels[role].kernel)[spec.rank]) ** 0.5
             tails = svd_errors(ones)
             rank = min(spec.params // sum(ones[0].shape), len(tails) - 1)
             name = layer.name + ("" if role == "weight" else f".{role}")
-            found.append(
-                (
-                    name,
-                    (gap / sum(energies)) ** 0.5,
-                    float(tails[rank]) ** 0.5,
-                    ones[0].numel() * len(ones),
-                )
-            )
+            found.append((name, gap, float(tails[rank]) ** 0.5, ones[0].numel() * len(ones)))
     return found, seconds
 
 
@@ -106,7 +94,6 @@ def losses(model: nn.Module) -> tuple[float, str, int]:
             ones = [one.detach() for one in matrices]
             size = ones[0].numel()
             curves = curves_of(ones, choices[role])
-            energies = [float(one.square().sum()) for one in ones]
             best = dict.fromkeys(SHARES, float("inf"))
             for spec in choices[role].specs():
                 if spec.params > max(SHARES) * size or (
@@ -114,7 +101,7 @@ def losses(model: nn.Module) -> tuple[float, str, int]:
                 ):
                     continue
                 pairs += 1
-                errors = pooled(ones, energies, spec, choices[role].kernel)
+                errors = pooled(ones, spec, choices[role].kernel)
                 for share in SHARES:
                     terms = int(share * size // spec.params)
                     if terms:
@@ -127,11 +114,10 @@ def losses(model: nn.Module) -> tuple[float, str, int]:
     return worst, where, pairs
 
 
-def pooled(
-    ones: list[Tensor], energies: list[float], spec: FactorSpec, kernel: tuple[int, ...]
-) -> Tensor:
+def pooled(ones: list[Tensor], spec: FactorSpec, kernel: tuple[int, ...]) -> Tensor:
     """Return the errors of a pair over the matrices that share it."""
     columns = Columns.of(spec, kernel)
+    energies = [float(one.square().sum()) for one in ones]
     parts = [
         squared_errors(whitened(one, Plain(), columns), spec) * energy
         for one, energy in zip(ones, energies, strict=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.calibration.moments import Moment, rows_wanted
-from bp_convert.calibration.tap import Batches, Tap, token_mask
+from bp_convert.calibration.tap import Batch, Batches, Tap, token_mask
 from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site
 from bp_convert.kinds import Spread, has_bias
@@ -113,17 +113,16 @@ class Gatherer:
         self,
         seen: Mapping[str, list[Any]],
         number: int,
-        size: int,
-        mask: Tensor | None,
+        batch: Batch,
         other: Mapping[str, list[Any]] | None = None,
     ) -> None:
         """Add what one batch showed.
 
         Args:
             number: of the batch, so that each takes other rows.
-            size: examples in it.
             other: the same inputs in the source model.
         """
+        size, mask = rows_in(batch), token_mask(batch)
         for site in self.sites:
             if self.leaders[site.name] != site.name:
                 continue
@@ -246,5 +245,5 @@ def gather(
     with Tap(model, names, order.calls) as tap:
         for number, batch in enumerate(batches):
             progress("looking at calibration data", number, len(batches))
-            gatherer.add(tap.run(batch, number), number, rows_in(batch), token_mask(batch))
+            gatherer.add(tap.run(batch, number), number, batch)
     return gatherer.result()

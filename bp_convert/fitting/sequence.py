@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bp_convert.calibration.gatherer import Gatherer, Moments, Order, centred_sites, order_of
 from bp_convert.calibration.moments import Moment
-from bp_convert.calibration.tap import Batches, Tap, token_mask
+from bp_convert.calibration.tap import Batches, Tap
 from bp_convert.fitting.norms import Norms, settle_norms
 from bp_convert.graph.clone import clone
 from bp_convert.graph.tree import rows_in
@@ -118,7 +118,7 @@ def _compared(
             two.run(batch, number)
         for number, batch in enumerate(batches):
             before, after = one.run(batch, number), two.run(batch, number)
-            gatherer.add(after, number, rows_in(batch), token_mask(batch), before)
+            gatherer.add(after, number, batch, before)
     return gatherer.result()
 
 

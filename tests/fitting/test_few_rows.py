@@ -56,7 +56,7 @@ def _moments(model: nn.Module, x: Tensor) -> tuple[Moments, bool]:
     sites = walk(model)
     order = Order({"layer": 1}, [["layer"]], frozenset())
     gatherer = Gatherer(sites, order, max(1, len(x)), cross=True)
-    gatherer.add({"layer": [x]}, 0, max(1, len(x)), None, {"layer": [x]})
+    gatherer.add({"layer": [x]}, 0, ((x,), {}), {"layer": [x]})
     return gatherer.result(), "layer" in centred_sites(sites, order)
 
 

@@ -114,7 +114,7 @@ def _gathered(model: nn.Module, sites: list[Site]) -> tuple[Moments, Order]:
         handle.remove()
     order = Order(dict.fromkeys(names, 1), [[name] for name in names], frozenset(["image"]))
     gatherer = Gatherer(sites, order, 40, cross=True)
-    gatherer.add(seen, 0, 40, None, seen)
+    gatherer.add(seen, 0, (_tokens(), {}), seen)
     return gatherer.result(), order
 
 
