@@ -197,7 +197,9 @@ class Trainer:
         engine.place_model(model)
         objective, micro = self._objective(model, teacher, learnt)
         self.notes.append(objective.words)
-        pairs = self._pairs(model, teacher)
+        pairs = None
+        if teacher is not None and settings.distill.layers:
+            pairs = LayerPairs(model, teacher)
         optimizer = make_optimizer(model, settings)
         expected = self._estimate(micro, teacher)
         steps = self._steps(learnt)
@@ -275,8 +277,6 @@ class Trainer:
             with torch.no_grad(), self.engine.autocast():
                 reference = None if teacher is None else taught(teacher, there)
                 raw = model(*there.args, **there.kwargs)
-        except TrainingError:
-            raise
         except (RuntimeError, TypeError, ValueError, IndexError) as problem:
             lines = str(problem).strip().splitlines() or ["no message"]
             raise TrainingError(
@@ -287,20 +287,6 @@ class Trainer:
             ) from problem
         distill = self.settings.distill
         return objective_for(self.source, raw, there, reference, distill), micro
-
-    def _pairs(self, model: nn.Module, teacher: nn.Module | None) -> LayerPairs | None:
-        if teacher is None or not self.settings.distill.layers:
-            return None
-        pairs = LayerPairs(model, teacher)
-        if not pairs.names:
-            pairs.remove()
-            raise TrainingError(
-                where="distill.layers",
-                found="no bilinear layer that stands for one of the teacher's",
-                allowed="a converted model and the model that it was converted from",
-                fix="leave distill.layers out",
-            )
-        return pairs
 
     def _estimate(self, micro: Micro, teacher: nn.Module | None) -> int | None:
         """Estimate the memory of a step before the run, on an optimiser of the plain model."""

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bp_convert.calibration.tap import token_mask
-from bp_convert.errors import DataError
+from bp_convert.errors import DataError, TrainingError
 from bp_convert.evaluation.outputs import live_output, token_ids
 from bp_convert.graph.tree import tensors_in
 from bp_convert.kinds import is_twin
@@ -224,6 +224,9 @@ class LayerPairs:
     Attributes:
         names: layers that have a partner.
         skipped: those whose outputs have another shape than the teacher's.
+
+    Raises:
+        TrainingError: there is none.
     """
 
     def __init__(self, student: nn.Module, teacher: nn.Module) -> None:
@@ -233,6 +236,13 @@ class LayerPairs:
             for name, module in student.named_modules()
             if is_twin(module) and name in theirs
         }
+        if not mine:
+            raise TrainingError(
+                where="distill.layers",
+                found="no bilinear layer that stands for one of the teacher's",
+                allowed="a converted model and the model that it was converted from",
+                fix="leave distill.layers out",
+            )
         self.names = tuple(mine)
         self.skipped: set[str] = set()
         self._watching = False
