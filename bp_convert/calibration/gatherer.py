@@ -93,7 +93,6 @@ class Gatherer:
     """Adds up the moments of a few layers, batch by batch.
 
     Args:
-        centred: layers whose mean error something behind them takes up.
         examples: the number of examples to come, which tells how many rows to take of each batch.
         cross: compare with another model that runs beside.
     """
@@ -102,7 +101,8 @@ class Gatherer:
         self, sites: Sequence[Site], order: Order, examples: int, *, cross: bool = False
     ) -> None:
         self.sites = sites
-        self.centred = centred_sites(sites, order)
+        # Their mean error is taken up, by their bias or a batch norm behind
+        self.centred = {s.name for s in sites if s.name in order.normed or has_bias(s.module)}
         self.examples = max(1, examples)
         self.cross = cross
         self.found: Moments = {}
@@ -219,13 +219,6 @@ def _leaders(sites: Sequence[Site], order: Order) -> dict[str, str]:
             if site is not None and site.kind.same_rows and order.calls[name] == 1:
                 leaders[name] = same.setdefault(getattr(site.module, "bias", None) is None, name)
     return leaders
-
-
-def centred_sites(sites: Sequence[Site], order: Order) -> frozenset[str]:
-    """Return the layers whose mean error is taken up: by their bias, or a batch norm behind."""
-    return frozenset(
-        site.name for site in sites if site.name in order.normed or has_bias(site.module)
-    )
 
 
 def gather(

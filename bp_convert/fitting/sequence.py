@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bp_convert.calibration.gatherer import Gatherer, Moments, Order, centred_sites, order_of
+from bp_convert.calibration.gatherer import Gatherer, Moments, Order, order_of
 from bp_convert.calibration.moments import Moment
 from bp_convert.calibration.tap import Batches, Tap
 from bp_convert.fitting.norms import Norms, settle_norms
@@ -70,13 +70,12 @@ def fit_to_data(
     for number, names in enumerate(stages):
         progress(f"fitting {names[0]}", number, len(stages))
         stage = [sites[name] for name in names]
-        centred = centred_sites(stage, order)
         again = any(order.calls[name] > 1 for name in names)
         for _ in range(ROUNDS if again else 1):
             moments = _compared(before, after, stage, order, batches)
             for site in stage:
                 if _seen(site, converted, moments):
-                    errors[site.name] = _fit(site, converted, moments, site.name in centred)
+                    errors[site.name] = _fit(site, converted, moments)
                     layers = (one.get_submodule(site.name) for one in (after, converted))
                     for mine, found in zip(*(one.parameters() for one in layers), strict=True):
                         mine.copy_(found)
@@ -110,9 +109,8 @@ def _compared(
     """Gather the moments of what the stage's layers get, beside what they got in the source."""
     gatherer = Gatherer(stage, order, sum(rows_in(batch) for batch in batches), cross=True)
     names = [site.name for site in stage]
-    calls = {name: order.calls[name] for name in names}
     norms = Norms(source, converted)
-    with norms, Tap(source, names, calls) as one, Tap(converted, names, calls) as two:
+    with norms, Tap(source, names, order.calls) as one, Tap(converted, names, order.calls) as two:
         for number, batch in enumerate(batches[:SETTLING] if norms.pairs else ()):
             one.run(batch, number)
             two.run(batch, number)
@@ -130,7 +128,7 @@ def _seen(site: Site, converted: nn.Module, moments: Moments) -> bool:
     ) and all((site.name, role) in moments for role in roles)
 
 
-def _fit(site: Site, converted: nn.Module, moments: Moments, centred: bool) -> float:
+def _fit(site: Site, converted: nn.Module, moments: Moments) -> float:
     """Fit every matrix of one layer; return the relative error of its output."""
     twin = converted.get_submodule(site.name)
     kind = site.kind
@@ -158,7 +156,7 @@ def _fit(site: Site, converted: nn.Module, moments: Moments, centred: bool) -> f
             )
             kind.place(twin, role, index, near.w1, near.w2)
             fitted = natural(near.w1, near.w2, columns)[:, : weight.shape[1]]
-            if centred and not kind.lookup:
+            if moment.centred and not kind.lookup:
                 before, after = moment.other_mean.float(), moment.mean.float()
                 kind.shift(twin, role, index, weight @ before - fitted @ after)
             lost, size = moment.error(weight, fitted)

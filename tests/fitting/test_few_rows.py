@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import bp_convert
-from bp_convert.calibration.gatherer import Gatherer, Moments, Order, centred_sites
+from bp_convert.calibration.gatherer import Gatherer, Moments, Order
 from bp_convert.errors import DataError
 from bp_convert.fitting.sequence import _fit
 from bp_convert.graph.clone import clone
@@ -52,12 +52,12 @@ def _twin(model: nn.Module) -> tuple[nn.Module, nn.Module, float]:
     return converted, twin, error
 
 
-def _moments(model: nn.Module, x: Tensor) -> tuple[Moments, bool]:
+def _moments(model: nn.Module, x: Tensor) -> Moments:
     sites = walk(model)
     order = Order({"layer": 1}, [["layer"]], frozenset())
     gatherer = Gatherer(sites, order, max(1, len(x)), cross=True)
     gatherer.add({"layer": [x]}, 0, ((x,), {}), {"layer": [x]})
-    return gatherer.result(), "layer" in centred_sites(sites, order)
+    return gatherer.result()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -66,10 +66,10 @@ def test_a_layer_that_nothing_reached_is_the_nearest_to_its_weights(case: Case) 
     (site,) = walk(model)
     converted, twin, error = _twin(model)
     before = {name: t.clone() for name, t in twin.named_parameters()}
-    moments, centred = _moments(model, _few(case, 0))
+    moments = _moments(model, _few(case, 0))
     assert all(moment.count == 0 for found in moments.values() for moment in found)
     with torch.no_grad():
-        assert _fit(site, converted, moments, centred) == pytest.approx(error, rel=1e-3)
+        assert _fit(site, converted, moments) == pytest.approx(error, rel=1e-3)
         dense = dict(twin.to_dense().named_parameters())  # type: ignore[operator]
         for name, parameter in before.items():
             twin.get_parameter(name).copy_(parameter)
@@ -84,9 +84,9 @@ def test_a_layer_that_hardly_anything_reached_stays_near_its_weights(case: Case,
     model = Alone(case.make()).eval()
     (site,) = walk(model)
     converted, twin, error = _twin(model)
-    moments, centred = _moments(model, _few(case, rows))
+    moments = _moments(model, _few(case, rows))
     with torch.no_grad():
-        found = _fit(site, converted, moments, centred)
+        found = _fit(site, converted, moments)
     assert math.isfinite(found)
     assert all(bool(p.isfinite().all()) for p in twin.parameters())
     back = site.kind.matrices(twin.to_dense(), Spread())  # type: ignore[operator]

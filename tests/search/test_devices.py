@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import bp_convert
-from bp_convert.calibration.gatherer import Gatherer, Moments, Order, centred_sites
+from bp_convert.calibration.gatherer import Gatherer, Moments, Order
 from bp_convert.fitting.sequence import _fit
 from bp_convert.graph.clone import clone
 from bp_convert.graph.walk import Site, walk
@@ -98,7 +98,7 @@ def test_a_model_elsewhere_is_searched_as_one_here(by_data: bool) -> None:
     assert chosen.factors
 
 
-def _gathered(model: nn.Module, sites: list[Site]) -> tuple[Moments, Order]:
+def _gathered(model: nn.Module, sites: list[Site]) -> Moments:
     """Gather what each layer gets, without what else runs a model on data."""
     names = [site.name for site in sites]
     seen: dict[str, list[Any]] = {}
@@ -115,7 +115,7 @@ def _gathered(model: nn.Module, sites: list[Site]) -> tuple[Moments, Order]:
     order = Order(dict.fromkeys(names, 1), [[name] for name in names], frozenset(["image"]))
     gatherer = Gatherer(sites, order, 40, cross=True)
     gatherer.add(seen, 0, (_tokens(), {}), seen)
-    return gatherer.result(), order
+    return gatherer.result()
 
 
 def _fitted(device: torch.device, factors: dict[str, Factors]) -> dict[str, Tensor]:
@@ -129,10 +129,10 @@ def _fitted(device: torch.device, factors: dict[str, Factors]) -> dict[str, Tens
         site.kind.fill(site.module, twin, Spread())
         site.kind.carry(site.module, twin)
         setattr(converted, site.name, twin)
-    moments, order = _gathered(model, sites)
+    moments = _gathered(model, sites)
     with torch.no_grad():
         for site in sites:
-            error = _fit(site, converted, moments, site.name in centred_sites(sites, order))
+            error = _fit(site, converted, moments)
             assert 0 < error < 1
         assert all(t.device == device for t in converted.state_dict().values() if t.dim())
         converted(_tokens().to(device))
