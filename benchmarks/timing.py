@@ -3,22 +3,29 @@
     python benchmarks/timing.py layers [--only Linear] [--rank 1 4] [--train] [--device cuda]
     python benchmarks/timing.py models [--only MODEL] [--share 0.25]
     python benchmarks/timing.py nearest    # the fit itself, against a full SVD
+    python benchmarks/timing.py planning [--only "resnet50 alpha=2 plan"]
 
 Medians of passes that take turns in one run; above 1 the bilinear one is faster. Layers have the
-factors of the ``fast`` policy; models are planned by their weights alone. The LSTM's paths are
-timed by ``benchmarks/lstm.py``.
+factors of the ``fast`` policy; models are planned by their weights alone. What planning and
+converting cost themselves is told in seconds of the processor, which are steadier where others work
+beside, and in runs of the model's own forward, on fake tensors and on real ones. The LSTM's paths
+are timed by ``benchmarks/lstm.py``.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
+import torchvision
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -144,14 +151,54 @@ def nearest(asked: argparse.Namespace) -> None:
         )
 
 
-CASES = {"layers": layers, "models": models, "nearest": nearest}
+def _bert() -> nn.Module:
+    import transformers
+
+    model: nn.Module = transformers.BertModel(transformers.BertConfig())
+    return model
+
+
+PLANNED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "resnet50": (torchvision.models.resnet50, "3x224x224"),
+    "bert-base": (_bert, "input_ids=int64:1x32<30522"),
+}
+REQUESTS: dict[str, Any] = {"alpha=2": {"alpha": 2}, "params=0.25": {"target": "params=0.25"}}
+STEPS: dict[str, Callable[..., Any]] = {"plan": bp_convert.plan, "convert": bp_convert.convert}
+
+
+def planning(asked: argparse.Namespace) -> None:
+    """Print what planning and converting a model with random weights cost, each once."""
+    print(f"{machine()}\n{'case':30} {'seconds':>8} {'forwards':>9}")
+    for name, words, step in product(PLANNED, REQUESTS, STEPS):
+        case = f"{name} {words} {step}"
+        if asked.only not in case:
+            continue
+        torch.manual_seed(0)
+        make, text = PLANNED[name]
+        model = make()
+        calls, plain = [0], type(model).forward
+
+        @functools.wraps(plain)
+        def counted(*args: Any, plain: Any = plain, calls: list[int] = calls, **kwargs: Any) -> Any:
+            calls[0] += 1
+            return plain(*args, **kwargs)
+
+        type(model).forward = counted  # type: ignore[method-assign]
+        start = time.process_time()
+        STEPS[step](model.eval(), inputs=[text], **REQUESTS[words])
+        taken = time.process_time() - start
+        type(model).forward = plain  # type: ignore[method-assign]
+        print(f"{case:30} {taken:8.1f} {calls[0]:9}", flush=True)
+
+
+CASES = {"layers": layers, "models": models, "nearest": nearest, "planning": planning}
 
 
 def main() -> None:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("case", choices=CASES)
-    parser.add_argument("--only", default="", help="a part of the layer's or model's name")
+    parser.add_argument("--only", default="", help="a part of the case's name")
     parser.add_argument("--rank", type=int, nargs="+", default=[1, 4], help="of layers")
     parser.add_argument("--train", action="store_true", help="layers: forward and backward")
     parser.add_argument("--device", default="cpu", help="of layers: cpu or cuda")
