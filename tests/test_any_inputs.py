@@ -69,6 +69,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "inputs", "data"), CASES)
 def test_values_as_inputs_and_as_data(kind: type[nn.Module], inputs: Any, data: Any) -> None:
     torch.manual_seed(0)

@@ -124,6 +124,7 @@ def test_lstm_pairs_in_json_are_by_role(tmp_path: Path, monkeypatch: pytest.Monk
     assert set(made["plan"]["layers"][0]["factors"]) == {"ih_l0", "hh_l0"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [1, 2, 3])
 def test_the_paper_s_table_through_the_command(
     alpha: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

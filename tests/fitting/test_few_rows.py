@@ -117,6 +117,7 @@ class Experts(nn.Module):
         return self.head(out.relu())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "asked",
     [{"rank": 0.5, "convert_head": True}, {"rank": 10**6}, {"target": "params=0.5"}],

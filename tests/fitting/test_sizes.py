@@ -38,6 +38,7 @@ class Adapted(nn.Module):
         return y + self.state(y)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ASKED)
 @pytest.mark.parametrize("by_data", [False, True], ids=["weights", "data"])
 @pytest.mark.parametrize("size", [0.0, 1e-20])
@@ -67,6 +68,7 @@ def test_layers_of_nothing_convert_exactly_and_train(name: str, by_data: bool, s
             assert any(float(p.grad.abs().max()) > 0 for p in weights if p.grad is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ASKED)
 @pytest.mark.parametrize("inputs", [1e-20, 1e15])
 def test_the_size_of_the_data_does_not_matter(name: str, inputs: float) -> None:

@@ -31,7 +31,7 @@ def small_swin() -> nn.Module:
     [
         (models.resnet18, 2, 20, 21),
         pytest.param(models.resnet18, 1.5, 20, 21, marks=SLOW),
-        (models.squeezenet1_1, 3, 25, 26),
+        pytest.param(models.squeezenet1_1, 3, 25, 26, marks=SLOW),
         pytest.param(models.shufflenet_v2_x1_0, 3, 56, 57, marks=SLOW),
         pytest.param(models.mobilenet_v2, 2, 52, 53, marks=SLOW),
         (small_vit, 2, 7, 8),

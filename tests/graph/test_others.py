@@ -107,6 +107,7 @@ def test_every_module_with_weights_is_listed_once_with_its_reason() -> None:
     assert normed.params == (80, 80)  # magnitudes are weights too
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [1, 2])
 @pytest.mark.parametrize("name", sorted(TINY.keys() - {"packed"}))  # whose lengths are not drawn
 def test_layers_and_others_are_the_whole_model(name: str, alpha: int) -> None:

@@ -107,6 +107,7 @@ def test_several_limits_are_all_kept(seed: int) -> None:
     assert _total(units, choice, "error") >= best * (1 - 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names", [("params", "macs", "time"), ("error", "macs"), ("error", "time")]
 )

@@ -41,6 +41,7 @@ def _drawn(seed: int, units: int, options: int, limits: int) -> tuple[Arrays, Ar
     return objectives, limited, bounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", [1, 2, 3, 4])
 def test_every_small_problem_is_solved_or_has_no_choice(limits: int) -> None:
     solved = without = 0

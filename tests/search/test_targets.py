@@ -91,6 +91,7 @@ def test_a_share_of_the_multiply_adds_is_met_and_spent(name: str, share: float) 
     assert 0.85 * share <= plan.macs.ratio <= share
 
 
+@pytest.mark.slow
 @EVERY
 @pytest.mark.parametrize("share", [0.8, 0.5])
 def test_a_file_is_no_larger_than_asked(name: str, share: float, tmp_path: Path) -> None:
