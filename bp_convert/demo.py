@@ -12,8 +12,12 @@ import torchvision
 from bp_convert.errors import BpConvertError
 
 MODELS = (
-    ("resnet18", ["--alpha", "2", "--init", "random"], "widened by alpha 2, to be trained afresh"),
-    ("resnet50", ["--rank", "0.25"], "a quarter of each layer, fitted to its weights"),
+    ("resnet18", ["--rank", "0.25"], "a quarter of each layer, fitted to its weights"),
+    (
+        "squeezenet1_1",
+        ["--alpha", "2", "--init", "random"],
+        "widened by alpha 2, to be trained afresh",
+    ),
 )
 RELOAD = """
 import sys, torch, bp_convert
