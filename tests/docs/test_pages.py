@@ -106,6 +106,13 @@ def test_what_a_page_names_exists() -> None:
                     assert f"\n{words[1]}:" in make, f"{page.name}: {command}"
 
 
+def test_every_room_has_its_line() -> None:
+    text = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    rooms = {path.parent.name for path in (ROOT / "bp_convert").glob("*/__init__.py")}
+    assert rooms
+    assert [one for one in sorted(rooms) if f"`bp_convert/{one}/`" not in text] == []
+
+
 def test_recipes_and_settings_that_are_shown_are_valid(tmp_path: Path) -> None:
     file = tmp_path / "shown.yaml"
     for page in PAGES:
