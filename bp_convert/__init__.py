@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # The public names, here and nowhere else: what runs reads th
     from bp_convert.errors import VerificationError as VerificationError
     from bp_convert.evaluation import Scorer as Scorer
     from bp_convert.layers import BPLSTM as BPLSTM
+    from bp_convert.layers import BPConv1D as BPConv1D
     from bp_convert.layers import BPConv1d as BPConv1d
     from bp_convert.layers import BPConv2d as BPConv2d
     from bp_convert.layers import BPConv3d as BPConv3d

@@ -62,7 +62,6 @@ class ScaledKind(Kind):
     """All that the tool knows of it; what is not said is as in a Linear layer."""
 
     name = "Scaled"
-    dense = Scaled
     twin = BPScaled
 
     def shift(self, twin: Any, role: str, index: int, change: Tensor) -> bool:

@@ -16,6 +16,7 @@ from bp_convert.kinds.linear_kind import LinearKind
 from bp_convert.kinds.lstm_kind import LSTMKind
 from bp_convert.kinds.speed import predict
 from bp_convert.kinds.spread import Spread
+from bp_convert.kinds.turned_kind import TurnedKind
 
 KINDS: list[Kind] = [
     LinearKind(),
@@ -24,6 +25,7 @@ KINDS: list[Kind] = [
     Conv3dKind(),
     EmbeddingKind(),
     LSTMKind(),
+    TurnedKind(),
 ]
 
 __all__ = [

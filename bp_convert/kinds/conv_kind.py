@@ -236,20 +236,17 @@ class ConvKind(Kind):
 
 class Conv1dKind(ConvKind):
     name = "Conv1d"
-    dense = nn.Conv1d
     alike = (nn.ConvTranspose1d,)
     twin = BPConv1d
 
 
 class Conv2dKind(ConvKind):
     name = "Conv2d"
-    dense = nn.Conv2d
     alike = (nn.ConvTranspose2d,)
     twin = BPConv2d
 
 
 class Conv3dKind(ConvKind):
     name = "Conv3d"
-    dense = nn.Conv3d
     alike = (nn.ConvTranspose3d,)
     twin = BPConv3d

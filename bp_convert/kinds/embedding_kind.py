@@ -26,7 +26,6 @@ BLOCKS = tuple(2**power for power in range(1, 13))
 
 class EmbeddingKind(Kind):
     name = "Embedding"
-    dense = nn.Embedding
     twin = BPEmbedding
     alike = (nn.EmbeddingBag,)
     lookup = True

@@ -48,7 +48,6 @@ class Kind:
     """
 
     name: ClassVar[str]
-    dense: ClassVar[type[nn.Module]]
     twin: ClassVar[Any]
     # Types that hang on widths as the dense type does, though this kind does not replace them.
     alike: ClassVar[tuple[type[nn.Module], ...]] = ()
@@ -64,6 +63,14 @@ class Kind:
     several: ClassVar[bool] = False
     # True where two such layers that read the same tensor multiply the same rows.
     same_rows: ClassVar[bool] = False
+    # The kind whose prices hold for this one, where it has none of its own.
+    priced_as: ClassVar[str] = ""
+
+    @property
+    def dense(self) -> type[nn.Module]:
+        """The layer that the twin stands for."""
+        found: type[nn.Module] = self.twin.DENSE
+        return found
 
     @property
     def fields(self) -> tuple[str, ...]:

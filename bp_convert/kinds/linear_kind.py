@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
-
-from torch import nn
+from typing import Any, ClassVar
 
 from bp_convert.kinds.choices import Factors, Widths
 from bp_convert.kinds.kind import Kind
@@ -18,8 +16,7 @@ from bp_convert.values.factors import FactorSpec
 
 class LinearKind(Kind):
     name = "Linear"
-    dense = nn.Linear
-    twin = BPLinear
+    twin: ClassVar[Any] = BPLinear
     same_rows = True
 
     def operations(

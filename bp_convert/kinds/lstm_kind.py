@@ -30,7 +30,6 @@ from bp_convert.values.tensors import TensorSpec
 
 class LSTMKind(Kind):
     name = "LSTM"
-    dense = nn.LSTM
     twin = BPLSTM
     alike = (nn.GRU, nn.RNN, nn.RNNBase)
     uncounted = True

@@ -51,7 +51,8 @@ def predict(
     Returns None where there is nothing to go by: no call was seen, or the kind has no prices.
     """
     prices = _prices()
-    if not shapes or f"{kind.name}.dense" not in prices:
+    priced = kind.priced_as or kind.name
+    if not shapes or f"{priced}.dense" not in prices:
         return None
     times = [0.0, 0.0]
     for shape in shapes:
@@ -61,7 +62,7 @@ def predict(
         if both[0] is both[1]:
             both = (both[0], {name: BUILT * n for name, n in both[1].items()})
         for which, (side, counted) in enumerate(zip(("dense", "twin"), both, strict=True)):
-            price = prices[f"{kind.name}.{'dense' if 'read' in counted else side}"]
+            price = prices[f"{priced}.{'dense' if 'read' in counted else side}"]
             times[which] += sum(price.get(name, 0.0) * n for name, n in counted.items())
     return Speed(max(times[0], 1e-3), max(times[1], 1e-3))
 

@@ -6,9 +6,11 @@ from bp_convert.layers.conv import BPConv1d, BPConv2d, BPConv3d
 from bp_convert.layers.embedding import BPEmbedding
 from bp_convert.layers.linear import BPLinear
 from bp_convert.layers.lstm import BPLSTM
+from bp_convert.layers.turned import BPConv1D
 
 __all__ = [
     "BPLSTM",
+    "BPConv1D",
     "BPConv1d",
     "BPConv2d",
     "BPConv3d",

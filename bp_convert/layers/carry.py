@@ -45,14 +45,16 @@ def adopt(twin: M, dense: nn.Module) -> M:
 def blank(kind: type[M], fields: dict[str, Any], like: torch.Tensor) -> M:
     """Make a layer of a tensor's device and dtype whose weights are not set: none is drawn only
     to be overwritten."""
-    return kind(**fields, device="meta", dtype=like.dtype).to_empty(device=like.device)
+    with torch.device("meta"):
+        made = kind(**fields)
+    return made.to(like.dtype).to_empty(device=like.device)
 
 
 @torch.no_grad()
 def release(dense: M, twin: Any) -> M:
     """Give a dense layer its twin's weight and bias, what is trained, and the training flag."""
     target: Any = dense
-    target.weight.copy_(twin.dense_weight())
+    target.weight.copy_(twin.weight)
     target.weight.requires_grad_(twin.w1.requires_grad)
     if getattr(target, "bias", None) is not None:
         target.bias.copy_(twin.bias)

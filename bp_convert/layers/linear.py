@@ -33,7 +33,7 @@ class BPLinear(BilinearLayer):
         FactorError: pairs whose products are not the widths, or a width or rank below 1.
     """
 
-    FIELDS: ClassVar = ("in_features", "out_features", "bias")
+    FIELDS: ClassVar[tuple[str, ...]] = ("in_features", "out_features", "bias")
     DENSE: ClassVar = nn.Linear
 
     def __init__(

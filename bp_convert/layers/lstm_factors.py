@@ -29,6 +29,7 @@ class LSTMFactors(nn.Module):
         *("input_size", "hidden_size", "num_layers", "bias", "batch_first"),
         *("dropout", "bidirectional", "proj_size"),
     )
+    DENSE: ClassVar = nn.LSTM
     mode: ClassVar[str] = "LSTM"  # torch's field, for code that reads it
 
     def __init__(

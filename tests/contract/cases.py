@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from bp_convert.kinds import KINDS, Kind
 
@@ -66,6 +67,7 @@ CASES = (
         lambda: nn.LSTM(12, 16, proj_size=4),
         "proj_size",
     ),
+    Case("Conv1D", lambda: Conv1D(36, 24), _floats(5, 24)),
 )
 
 
