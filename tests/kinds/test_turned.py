@@ -42,6 +42,7 @@ def test_every_layer_is_replaced_and_generates_the_same_at_full_rank() -> None:
     assert tokens(small, use_cache=False) == tokens(model)
 
 
+@pytest.mark.slow
 def test_it_is_saved_reloaded_elsewhere_and_turned_back(tmp_path: Path) -> None:
     small, _ = bp_convert.convert(gpt2(), inputs=IDS, rank=0.5, convert_anyway=True)
     bp_convert.save(small, tmp_path / "small.pt")
@@ -60,6 +61,7 @@ def test_it_is_saved_reloaded_elsewhere_and_turned_back(tmp_path: Path) -> None:
     assert tokens(dense) == tokens(small)
 
 
+@pytest.mark.slow
 def test_a_target_on_data_is_met() -> None:
     model = gpt2()
     data = torch.randint(3, 90, (64, 8), generator=torch.Generator().manual_seed(1))

@@ -21,7 +21,6 @@ from benchmarks.zoo.trial import Record, Trial
 pytestmark = pytest.mark.filterwarnings("ignore")
 ROOT = Path(__file__).parents[2]
 FULL = [
-    "torchvision/resnet-basic",
     "torchvision/squeezenet1_1",
     "torchvision/swin",
     "own/detector-list",

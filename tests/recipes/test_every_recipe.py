@@ -19,11 +19,7 @@ ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 SETTINGS = sorted((ROOT / "recipes" / "settings").glob("*.yaml"))
 BY_NAME = {"ids": lambda path: path.stem}
-QUICK = ("digits",)  # run by `make test`, too
-RUNS = [
-    pytest.param(path, id=path.stem, marks=[] if path.stem in QUICK else pytest.mark.slow)
-    for path in RECIPES
-]
+RUNS = [pytest.param(path, id=path.stem, marks=pytest.mark.slow) for path in RECIPES]
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +73,7 @@ def test_a_recipe_is_planned_and_runs_for_two_steps(path: Path, tmp_path: Path) 
         assert plan.params.after < plan.params.before or job.request.alpha > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SETTINGS, **BY_NAME)
 def test_settings_convert_a_model_that_then_trains(path: Path) -> None:
     model = build("svgg")

@@ -37,6 +37,7 @@ def _units(model: nn.Module, method: Any, data: torch.Tensor | None) -> list[Uni
     return Candidates(model, wanted, method, batches, held.digest if held else "").units()
 
 
+@pytest.mark.slow
 @EVERY
 @BY_DATA
 @pytest.mark.parametrize("method", ["kron", "svd"])
