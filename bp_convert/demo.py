@@ -21,12 +21,13 @@ MODELS = (
 )
 RELOAD = """
 import sys, torch, bp_convert
-model = bp_convert.load(sys.argv[1])
-with torch.no_grad():
-    logits = model(torch.randn(2, 3, 224, 224))
-count = sum(p.numel() for p in model.parameters())
-print(f"reloaded in a new process: {type(model).__name__}, {count:,} parameters, "
-      f"two images in, logits {tuple(logits.shape)} out")
+for path in sys.argv[1:]:
+    model = bp_convert.load(path)
+    with torch.no_grad():
+        logits = model(torch.randn(2, 3, 224, 224))
+    count = sum(p.numel() for p in model.parameters())
+    print(f"reloaded in a new process: {type(model).__name__}, {count:,} parameters, "
+          f"two images in, logits {tuple(logits.shape)} out")
 """
 
 
@@ -40,6 +41,7 @@ def run(folder: Path) -> None:
     torch.manual_seed(0)
     print("bp-convert demo: torchvision architectures; no trained weights ship with torchvision,")
     print("so these weights are random and their fit says nothing about a trained model.\n")
+    targets = []
     for name, flags, words in MODELS:
         source, target = folder / f"{name}.pt", folder / f"{name}-bp.pt"
         print(f"== {name}: {words}", flush=True)
@@ -47,8 +49,9 @@ def run(folder: Path) -> None:
         command = [str(source), *flags, "-o", str(target), "--force"]
         print(f"$ bp-convert {' '.join(command)}", flush=True)
         _call([sys.executable, "-m", "bp_convert", *command], name)
-        _call([sys.executable, "-c", RELOAD, str(target)], name)
+        targets.append(str(target))
         print(flush=True)
+    _call([sys.executable, "-c", RELOAD, *targets], "reloading")
 
 
 def _call(command: list[str], name: str) -> None:
