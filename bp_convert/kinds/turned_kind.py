@@ -26,16 +26,7 @@ class TurnedKind(LinearKind):
         return conv1d()
 
     def form(self, module: Any) -> Form:
-        return Form(
-            own={"out": module.nf},
-            inputs=((-1, module.nx),),
-            sizes=lambda own, inp: Sizes(
-                {"weight": (inp[0], own["out"]), "bias": (own["out"],)},
-                {"nf": own["out"], "nx": inp[0]},
-                own["out"],
-            ),
-            base=self.base_of(module),
-        )
+        return turned_form(module, self.base_of(module))
 
     def widths(self, module: Any) -> Widths:
         shape = shape_of(module, "weight") or ()
@@ -59,3 +50,17 @@ class TurnedKind(LinearKind):
     @torch.no_grad()
     def add(self, module: Any, role: str, changes: Sequence[Tensor]) -> None:
         module.weight.add_(changes[0].t().to(module.weight))
+
+
+def turned_form(module: Any, base: type[nn.Module]) -> Form:
+    """Return the form of transformers' layer, or of another library's that is written like it."""
+    return Form(
+        own={"out": module.nf},
+        inputs=((-1, getattr(module, "nx", module.weight.shape[0])),),
+        sizes=lambda own, inp: Sizes(
+            {"weight": (inp[0], own["out"]), "bias": (own["out"],)},
+            {"nf": own["out"], **({"nx": inp[0]} if hasattr(module, "nx") else {})},
+            own["out"],
+        ),
+        base=base,
+    )

@@ -15,6 +15,7 @@ from torch import nn
 from bp_convert.kinds import relative_of
 from bp_convert.kinds.recurrent import cell_form
 from bp_convert.kinds.shapes import Dim, Form, Sizes
+from bp_convert.kinds.turned_kind import turned_form
 from bp_convert.torch_private import BatchNormBase, buffers_of, has_one_width, parameters_of
 
 
@@ -34,7 +35,7 @@ def is_turned(module: nn.Module) -> bool:
 def _other(module: nn.Module) -> Callable[[Any], Form] | None:
     """Return what makes the form of a module that is of no kind's types."""
     if is_turned(module):
-        return _transposed_linear
+        return lambda one: turned_form(one, type(one))
     return next((make for types, make in _FORMS if isinstance(module, types)), None)
 
 
@@ -46,19 +47,6 @@ def _fits(module: nn.Module, form: Form) -> bool:
         name in said and tuple(tensor.shape) == said[name]
         for name, tensor in held.items()
         if tensor is not None
-    )
-
-
-def _transposed_linear(m: Any) -> Form:
-    return Form(
-        own={"out": m.weight.shape[1]},
-        inputs=((-1, m.weight.shape[0]),),
-        sizes=lambda own, inp: Sizes(
-            {"weight": (inp[0], own["out"]), "bias": (own["out"],)},
-            {"nf": own["out"], **({"nx": inp[0]} if hasattr(m, "nx") else {})},
-            own["out"],
-        ),
-        base=type(m),
     )
 
 

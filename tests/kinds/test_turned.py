@@ -73,8 +73,25 @@ def test_a_target_on_data_is_met() -> None:
     assert any(isinstance(module, BPConv1D) for module in small.modules())
 
 
-def test_layers_inside_a_block_are_widened() -> None:
-    """What attention splits by a number of its own keeps its width, and says why."""
+def test_the_layers_inside_a_block_are_widened() -> None:
     plan = bp_convert.plan(gpt2(), inputs=IDS, alpha=2)
-    layers = {one.name.rpartition("h.0.")[2]: one for one in plan.layers if ".h.0." in one.name}
-    assert layers["mlp.c_fc"].after == (48, 384) or layers["mlp.c_fc"].reason
+    after = {
+        one.name.removeprefix("transformer.h.0."): one.after
+        for one in plan.layers
+        if one.name.startswith("transformer.h.0.")
+    }
+    assert after == {
+        "attn.c_attn": (48, 288),
+        "attn.c_proj": (96, 48),
+        "mlp.c_fc": (48, 384),
+        "mlp.c_proj": (384, 48),
+    }
+
+
+def test_sizes_that_contradict_the_weight_are_refused() -> None:
+    model = gpt2()
+    model.transformer.h[0].mlp.c_fc.nx = 40
+    plan = bp_convert.plan(model, inputs=IDS, rank=2, convert_anyway=True)
+    (layer,) = [one for one in plan.layers if one.name == "transformer.h.0.mlp.c_fc"]
+    assert layer.action == "kept"
+    assert "its weight is 48 x 192 while its attributes say 40 x 192" in (layer.reason or "")

@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 SETTINGS = sorted((ROOT / "recipes" / "settings").glob("*.yaml"))
 BY_NAME = {"ids": lambda path: path.stem}
-RUNS = [pytest.param(path, id=path.stem, marks=pytest.mark.slow) for path in RECIPES]
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +48,8 @@ def test_a_recipe_is_read_and_says_what_it_needs_and_gave(path: Path) -> None:
     assert all(len(line) <= 100 for line in path.read_text().splitlines())
 
 
-@pytest.mark.parametrize("path", RUNS)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", RECIPES, **BY_NAME)
 def test_a_recipe_is_planned_and_runs_for_two_steps(path: Path, tmp_path: Path) -> None:
     for job in representatives(read_recipe(path)):
         outcome, folder = ran(job, tmp_path)
