@@ -20,7 +20,7 @@ SLOWEST = 15
 
 def totals(records: Sequence[Record]) -> Table:
     """Count outcomes by mode and family, with the share that was converted."""
-    head = ["mode", "family", "tried", *OUTCOMES, "converted %"]
+    head = ["mode", "family", "tried", *OUTCOMES, "converted %", "weights replaced %"]
     rows = []
     for mode in [*MODES, "none"]:
         of_mode = [one for one in records if one["mode"] == mode]
@@ -30,8 +30,16 @@ def totals(records: Sequence[Record]) -> Table:
             counts = Counter(one["outcome"] for one in some)
             numbers = [str(counts[one]) for one in OUTCOMES]
             share = f"{100 * counts['converted'] / len(some):.1f}"
-            rows.append([mode, name, str(len(some)), *numbers, share])
+            rows.append([mode, name, str(len(some)), *numbers, share, _replaced(some)])
     return head, rows
+
+
+def _replaced(records: Sequence[Record]) -> str:
+    """Return the share of all weights of what converted that is in replaced layers."""
+    counts: Counter[str] = Counter()
+    for one in records:
+        counts.update(one.get("weights", {}))
+    return f"{100 * counts['replaced'] / counts.total():.1f}" if counts else "-"
 
 
 def family(record: Record) -> str:
@@ -58,14 +66,22 @@ def reason(record: Record) -> str:
 
 
 def kept_reasons(records: Iterable[Record]) -> Table:
-    """Count why layers stay as they are."""
+    """Count why layers stay as they are, and which share of all weights they hold."""
     counts: Counter[tuple[str, str]] = Counter()
+    held: Counter[tuple[str, str]] = Counter()
+    total: Counter[str] = Counter()
     for one in records:
         for words, number in one.get("reasons", {}).items():
             counts[one["mode"], words] += number
-    top = sorted(counts.items(), key=lambda pair: (pair[0][0], -pair[1]))
-    rows = [[mode, words, str(number)] for (mode, words), number in top if number > 2]
-    return ["mode", "reason of a layer that stays", "layers"], rows
+        for words, number in one.get("weights", {}).items():
+            held[one["mode"], words] += number
+            total[one["mode"]] += number
+    rows = [
+        [*key, str(counts[key] or "-"), f"{100 * held[key] / max(1, total[key[0]]):.2f}"]
+        for key in sorted(counts | held, key=lambda key: (key[0], -held[key], -counts[key]))
+        if key[1] != "replaced" and (counts[key] > 2 or held[key] > 0.0005 * total[key[0]])
+    ]
+    return ["mode", "reason", "layers", "% of the weights"], rows
 
 
 def slowest(records: Iterable[Record]) -> Table:

@@ -142,6 +142,7 @@ class Trial:
             "layers": len(report.layers),
             "params": [report.plan.params.before, report.plan.params.after],
             "reasons": dict(Counter(_general(layer) for layer in report.layers if layer.reason)),
+            "weights": _weights(report.plan),
             "notes": [*report.notes, *(report.verification.notes if report.verification else ())],
             "checked": report.verification is not None,
             "verdict": report.verdict,
@@ -221,6 +222,16 @@ def trust_for(path: Path) -> list[str]:
     from bp_convert.files.converted import needs_trust
 
     return sorted({name.partition(".")[0] for name in needs_trust(path)})
+
+
+def _weights(plan: Any) -> dict[str, int]:
+    """Count the model's numbers by what becomes of them: replaced, or why not."""
+    counts: Counter[str] = Counter()
+    for layer in plan.layers:
+        counts[_general(layer) if layer.reason else "replaced"] += layer.params[0] - layer.shared[0]
+    for other in plan.others:
+        counts[_general(other)] += other.params[0]
+    return dict(counts)
 
 
 def _general(layer: Any) -> str:

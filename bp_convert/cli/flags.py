@@ -241,7 +241,8 @@ Exclude = Annotated[
     list[str] | None, option(WHICH, "--exclude PATTERN", "Not these layers. Repeat for more.")
 ]
 ConvertHead = Annotated[
-    bool, option(WHICH, "--convert-head", "Convert the layer that makes the output too.")
+    bool,
+    option(WHICH, "--convert-head", "Convert every layer that makes the output, small ones too."),
 ]
 ConvertAnyway = Annotated[
     bool, option(WHICH, "--convert-anyway", "Convert layers that become slower or larger, too.")

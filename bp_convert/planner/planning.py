@@ -17,6 +17,7 @@ from bp_convert.graph.ready import check_ready
 from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Factors, prime_reason
+from bp_convert.planner.heads import head_reasons
 from bp_convert.planner.requests import reasons_of, requests_of
 from bp_convert.planner.samples import sample_inputs
 from bp_convert.planner.warm import Planned, maps_for, with_warmth
@@ -106,9 +107,13 @@ class _Planning:
         self.progress("running a copy of it", 1, self.STEPS)
         sample = sample_inputs(self.model, self.settings, self.examples, self.given)
         seen = self._observe(sample)
+        reasons = reasons_of(self.model, self.sites, self.requests, seen)
         # A target weighs the head's error like any other.
-        heads_too = self.settings.convert_head or bool(self.settings.target)
-        reasons = reasons_of(self.model, self.sites, self.requests, seen, heads_too=heads_too)
+        if not (self.settings.convert_head or self.settings.target):
+            free = [site for site in self.sites if site.name not in reasons]
+            last = tuple(site.name for site in self.sites[-1:])
+            heads = last if seen is None else seen.heads
+            reasons |= head_reasons(free, self.requests, heads)
         self.progress("finding which widths go together", 2, self.STEPS)
         if self.settings.alpha != 1:
             self.widths = self._widened(sample, reasons)
@@ -131,7 +136,7 @@ class _Planning:
     def probe(self) -> tuple[list[Unit], list[tuple[Site, str]]]:
         """Return the candidates of every layer that can be converted, and why others cannot."""
         seen = self._observe(sample_inputs(self.model, self.settings, self.examples, self.given))
-        reasons = reasons_of(self.model, self.sites, self.requests, seen, heads_too=True)
+        reasons = reasons_of(self.model, self.sites, self.requests, seen)
         free = [site for site in self.sites if site.name not in reasons]
         units = self.spending.units(self.spending.free_layers(free, self._floors(), seen))
         return units, [(one, reasons[one.name]) for one in self.sites if one.name in reasons]

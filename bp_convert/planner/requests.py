@@ -59,18 +59,13 @@ def reasons_of(
     sites: Sequence[Site],
     requests: dict[str, LayerRequest],
     seen: Observation | None,
-    *,
-    heads_too: bool,
 ) -> dict[str, str]:
-    """Return for each site that stays what it is the firmest reason.
+    """Return for each site that stays what it is the firmest reason, heads apart.
 
     Args:
         seen: a run of the model; None where it was not run.
-        heads_too: convert layers that make the model's output.
     """
     reasons = structural_reasons(model, sites)
-    last = (sites[-1].name,) if sites else ()
-    heads = last if seen is None else seen.heads
     for site in sites:
         request = requests[site.name]
         never = seen is not None and not any(name in seen.shapes for name in site.names)
@@ -79,9 +74,6 @@ def reasons_of(
             reasons.get(site.name),
             site.kind.refuse(site.module),
             "never called on the example input" if never else None,
-            "it makes the model's output (--convert-head converts it)"
-            if site.name in heads and not (heads_too or request.insists)
-            else None,
         )
         found = next(filter(None, candidates), None)
         if found:

@@ -75,7 +75,8 @@ class Settings(Value):
         include: patterns of layers to convert; empty means all.
         exclude: patterns of layers to leave alone.
         layers: rules for single layers.
-        convert_head: convert the layer that makes the model's output too.
+        convert_head: convert every layer that makes the model's output; without it those stay
+            that hold little of the weights, or would lose more than others (without a target).
         convert_anyway: convert layers that the speed guard would keep.
         inputs: example inputs; empty lets them be inferred.
         seed: of every random start.
