@@ -27,6 +27,9 @@ if TYPE_CHECKING:  # The public names, here and nowhere else: what runs reads th
     from bp_convert.layers import BPConv1d as BPConv1d
     from bp_convert.layers import BPConv2d as BPConv2d
     from bp_convert.layers import BPConv3d as BPConv3d
+    from bp_convert.layers import BPConvTranspose1d as BPConvTranspose1d
+    from bp_convert.layers import BPConvTranspose2d as BPConvTranspose2d
+    from bp_convert.layers import BPConvTranspose3d as BPConvTranspose3d
     from bp_convert.layers import BPEmbedding as BPEmbedding
     from bp_convert.layers import BPLinear as BPLinear
     from bp_convert.pipeline import apply as apply

@@ -10,6 +10,11 @@ from torch import nn
 
 from bp_convert.kinds.choices import Ask, Choices, Factors, Widths, prime_reason, whole
 from bp_convert.kinds.conv_kind import Conv1dKind, Conv2dKind, Conv3dKind
+from bp_convert.kinds.conv_transpose_kind import (
+    ConvTranspose1dKind,
+    ConvTranspose2dKind,
+    ConvTranspose3dKind,
+)
 from bp_convert.kinds.embedding_kind import EmbeddingKind
 from bp_convert.kinds.kind import Kind, has_bias
 from bp_convert.kinds.linear_kind import LinearKind
@@ -26,6 +31,9 @@ KINDS: list[Kind] = [
     EmbeddingKind(),
     LSTMKind(),
     TurnedKind(),
+    ConvTranspose1dKind(),
+    ConvTranspose2dKind(),
+    ConvTranspose3dKind(),
 ]
 
 __all__ = [

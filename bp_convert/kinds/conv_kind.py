@@ -1,4 +1,4 @@
-"""nn.Conv1d, nn.Conv2d and nn.Conv3d."""
+"""nn.Conv1d, nn.Conv2d and nn.Conv3d, whole or by group."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 from bp_convert.errors import PlanError
 from bp_convert.kinds.choices import Ask, Choices, Factors, Widths, with_rank
@@ -14,6 +15,7 @@ from bp_convert.kinds.kind import Examples, Kind, has_bias
 from bp_convert.kinds.pick import Pick, conv_rows
 from bp_convert.kinds.shapes import Dim, Form, Shape, Sizes, shape_of
 from bp_convert.kinds.speed import Counts
+from bp_convert.kinds.spread import Spread
 from bp_convert.kron.column_order import Columns
 from bp_convert.kron.conv_layout import (
     aligned_axes,
@@ -83,8 +85,6 @@ class ConvKind(Kind):
     def refuse(self, module: Any) -> str | None:
         if module.groups > 1 and module.groups == self.widths(module)[0]:
             return "depth-wise convolution: there is nothing to factor"
-        if module.groups > 1:
-            return f"grouped convolution (groups={module.groups})"
         return super().refuse(module)
 
     def widths(self, module: Any) -> Widths:
@@ -93,14 +93,30 @@ class ConvKind(Kind):
             return module.in_channels, module.out_channels
         return shape[1] * module.groups, shape[0]
 
+    def each(self, module: Any, widths: Widths) -> Widths:
+        """Return the inputs and outputs of one group."""
+        return widths[0] // module.groups, widths[1] // module.groups
+
+    def plain(self, module: Any, weight: Tensor) -> Tensor:
+        """Return a weight as that of a convolution, (K, C/G, *kernel); the same way back."""
+        return weight
+
+    def out_size(self, module: Any, size: Shape) -> Shape:
+        """Return the spatial size that comes of one."""
+        return out_sizes(size, module.kernel_size, module.stride, module.padding, module.dilation)
+
+    def first(self, module: Any, spec: FactorSpec) -> int:
+        """Return which factor the twin applies first."""
+        return first_factor(spec, module.kernel_size, module.stride)
+
     def factor(self, module: Any, widths: Widths, ask: Ask) -> Factors:
-        inputs, outputs = widths
+        inputs, outputs = self.each(module, widths)
         kernel = tuple(module.kernel_size)
         dense = inputs * prod(kernel) * outputs
         if isinstance(ask.pairs, Pairs):
-            spec = self._explicit(module, widths, ask.pairs)
+            spec = self._explicit(module, (inputs, outputs), ask.pairs)
         elif ask.pairs == "paper":
-            pair = scaled_pair(outputs, self.widths(module)[1])
+            pair = scaled_pair(outputs, self.each(module, self.widths(module))[1])
             spec = paper_conv_factors(inputs, pair, kernel, 1) or closest_conv_factors(
                 inputs, pair, kernel, 1
             )
@@ -120,8 +136,9 @@ class ConvKind(Kind):
         fits = prod(pairs.out) == outputs and prod(pairs.inp) == columns
         if fits and axes:
             return FactorSpec(out=pairs.out, inp=pairs.inp, axes=axes[0])
+        group = "a group of " if module.groups > 1 else ""
         raise PlanError(
-            where=f"{self.name} {inputs} -> {outputs}, kernel {kernel}",
+            where=f"{group}{self.name} {inputs} -> {outputs}, kernel {kernel}",
             found=f"pairs out {pairs.out}, in {pairs.inp}",
             allowed=f"out with product {outputs}; in with product {columns}, each factor a "
             "number of channels times the kernel axes that it owns",
@@ -130,7 +147,7 @@ class ConvKind(Kind):
         )
 
     def choices(self, module: Any, widths: Widths) -> dict[str, Choices]:
-        inputs, outputs = widths
+        inputs, outputs = self.each(module, widths)
         kernel = tuple(module.kernel_size)
         ins = {
             axes: tuple(Columns(pair, kernel, axes).inp for pair in divisor_pairs(inputs))
@@ -138,12 +155,56 @@ class ConvKind(Kind):
         }
         return {"weight": Choices(divisor_pairs(outputs), ins, kernel)}
 
+    # The matrices of a role are those of the groups.
+
+    def matrices(
+        self, module: Any, spread: Spread, factors: Factors | None = None
+    ) -> dict[str, list[Tensor]]:
+        weight = self.plain(module, self.spread(module, spread)["weight"])
+        return {"weight": list(weight.flatten(1).chunk(module.groups))}
+
+    @torch.no_grad()
+    def add(self, module: Any, role: str, changes: Sequence[Tensor]) -> None:
+        plain = self.plain(module, module.weight)
+        change = torch.cat(list(changes)).view(plain.shape)
+        module.weight.add_(self.plain(module, change).to(module.weight))
+
+    @torch.no_grad()
+    def place(self, twin: Any, role: str, index: int, w1: Tensor, w2: Tensor) -> None:
+        many = twin.groups > 1
+        (twin.w1[index] if many else twin.w1).copy_(w1)
+        (twin.w2[index] if many else twin.w2).copy_(w2)
+
+    @torch.no_grad()
+    def shift(self, twin: Any, role: str, index: int, change: Tensor) -> bool:
+        if not has_bias(twin):
+            return False
+        twin.bias.chunk(twin.groups)[index].add_(change.to(twin.bias))
+        return True
+
+    def output_norms(self, module: Any) -> Tensor:
+        plain = self.plain(module, module.weight)
+        norms: Tensor = plain.double().square().flatten(1).sum(1)
+        return norms
+
+    def spread(self, module: Any, spread: Spread) -> dict[str, Tensor]:
+        weight = spread.rows(self.plain(module, module.weight))
+        if module.groups == 1:
+            weight = spread.columns(weight)
+        elif spread.inputs is not None:  # channels stay in their groups, in each the same ones
+            own = spread.inputs[: len(spread.inputs) // module.groups]
+            weight = Spread(own).columns(weight)
+        wide = {"weight": self.plain(module, weight)}
+        if has_bias(module):
+            wide["bias"] = spread.rows(module.bias)
+        return wide
+
     def batched(self, module: Any, shape: Shape, batch: int) -> Shape:
         single = len(shape) == len(module.kernel_size) + 1
         return (batch, *shape) if single else super().batched(module, shape, batch)
 
     def rows(self, module: Any, x: Tensor, pick: Pick) -> dict[str, list[Tensor]]:
-        return {"weight": [conv_rows(module, x, pick)]}
+        return {"weight": list(conv_rows(module, x, pick).chunk(module.groups, 1))}
 
     def params(self, module: Any, widths: Widths, factors: Factors | None = None) -> int:
         inputs, outputs = widths
@@ -152,35 +213,31 @@ class ConvKind(Kind):
             shape = shape_of(module, "weight") or (0, 0, *module.kernel_size)
             weight = inputs // module.groups * prod(shape[2:]) * outputs
         else:
-            weight = factors["weight"].params
+            weight = module.groups * factors["weight"].params
         return weight + (outputs if has_bias(module) else 0)
 
     def macs(self, module: Any, widths: Widths, factors: Factors, shapes: Sequence[Shape]) -> int:
         axes = len(module.kernel_size)
-        total: int = sum(
+        each = sum(
             (shape[0] if len(shape) == axes + 2 else 1)
-            * conv_macs(
-                factors["weight"],
-                in_size=tuple(shape[-axes:]),
-                **fields_of(module, _SAME),
-            )
+            * self.macs_of_one(module, factors["weight"], tuple(shape[-axes:]))
             for shape in shapes
         )
-        return total
+        return int(each * module.groups)
+
+    def macs_of_one(self, module: Any, spec: FactorSpec, size: Shape) -> int:
+        """Return the multiply-adds of one group of one example."""
+        return conv_macs(spec, in_size=size, **fields_of(module, _SAME))
 
     def channel_axis(self, module: Any) -> int:
         return -1 - len(module.kernel_size)
 
     def empty_output(self, module: Any, x: Tensor) -> Tensor:
         axes = len(module.kernel_size)
-        size = out_sizes(
-            x.shape[-axes:], module.kernel_size, module.stride, module.padding, module.dilation
-        )
+        size = self.out_size(module, tuple(x.shape[-axes:]))
         return x.new_empty(*x.shape[: -axes - 1], module.out_channels, *size)
 
     def examples(self, module: Any, name: str) -> Examples:
-        if module.transposed:  # it makes images of what another layer gives
-            return
         axes, channels = len(module.kernel_size), module.in_channels
         sizes = SIZES[axes]
         if axes == 2 and channels == 1:
@@ -193,33 +250,38 @@ class ConvKind(Kind):
     def operations(
         self, module: Any, widths: Widths, factors: Factors, shape: Shape
     ) -> tuple[Counts, Counts]:
-        inputs, outputs = widths
-        kernel, stride = tuple(module.kernel_size), tuple(module.stride)
+        many = module.groups
+        inputs, outputs = self.each(module, widths)
+        kernel = tuple(module.kernel_size)
         axes = len(kernel)
-        batch = shape[0] if len(shape) == axes + 2 else 1
+        batch = (shape[0] if len(shape) == axes + 2 else 1) * many
         before = shape[-axes:]
-        after = out_sizes(before, kernel, stride, module.padding, module.dilation)
+        after = self.out_size(module, before)
         positions, places = batch * prod(after), batch * prod(before)
         spec = factors["weight"]
         lay, rank = layout_of(spec, kernel), spec.rank
-        (k1, k2), first = spec.out, first_factor(spec, kernel, stride)
-        early = batch * prod(
+        (k1, k2), first = spec.out, self.first(module, spec)
+        middle = batch * prod(
             n if owner == first else m for n, m, owner in zip(after, before, spec.axes, strict=True)
         )
-        if prod(kernel) == 1:
-            early = positions
+        if prod(kernel) == 1 and not module.transposed:
+            middle = positions
         rows2, columns2 = (k2, rank * lay.c2) if first == 1 else (rank * k2, lay.c2)
-        at2 = positions * k1 if first == 1 else early * lay.c1
-        at1 = early if first == 1 else positions
+        # A convolution works at each position that comes out, a transposed one at each put in.
+        early, late = (places, middle) if module.transposed else (middle, positions)
+        at1, at2 = (early, late * k1) if first == 1 else (late, early * lay.c1)
         one = at1 * k1 * lay.c1 * lay.s1 * rank * (lay.c2 if first == 1 else k2)
         two = at2 * lanes(rows2) * columns2 * lay.s2
         thin = "thin" if rows2 < THIN else "wide"
         passive = lay.s1 > 1
-        between = early * (k1 * rank * lay.c2 if first == 1 else lay.c1 * rank * k2)
+        between = middle * (k1 * rank * lay.c2 if first == 1 else lay.c1 * rank * k2)
         dense: Counts = {
             "calls": 1,
-            "macs": positions * lanes(outputs) * inputs * prod(kernel),
-            "weights": inputs * outputs * prod(kernel),
+            "macs": (places if module.transposed else positions)
+            * lanes(outputs)
+            * inputs
+            * prod(kernel),
+            "weights": many * inputs * outputs * prod(kernel),
             "moved": places * inputs + positions * outputs,
         }
         twin: Counts = {
@@ -229,24 +291,21 @@ class ConvKind(Kind):
             thin: two if prod(kernel) > 1 else 0,
             "moved": places * inputs + 2 * between + 2 * positions * outputs,
             "turned": (places * inputs + between) if passive else 0,
-            "weights": spec.params,
+            "weights": many * spec.params,
         }
         return dense, twin
 
 
 class Conv1dKind(ConvKind):
     name = "Conv1d"
-    alike = (nn.ConvTranspose1d,)
     twin = BPConv1d
 
 
 class Conv2dKind(ConvKind):
     name = "Conv2d"
-    alike = (nn.ConvTranspose2d,)
     twin = BPConv2d
 
 
 class Conv3dKind(ConvKind):
     name = "Conv3d"
-    alike = (nn.ConvTranspose3d,)
     twin = BPConv3d

@@ -137,15 +137,19 @@ def _order_cost(
     stride = tuple(stride) or (1,) * len(kernel)
     # Positions per output position while only the first factor's axes are strided.
     early = prod(step for step, owner in zip(stride, spec.axes, strict=True) if owner != first)
+    one, two = factor_costs(spec, kernel, first)
     if first == 1:
-        one = early * _one(lay, k1 * rank, lay.c1, lay.c2)
-        between = early * k1 * rank * lay.c2
-        two = k1 * _two(lay, k2, rank * lay.c2)
-    else:
-        two = early * lay.c1 * _two(lay, k2 * rank, lay.c2)
-        between = early * lay.c1 * rank * k2
-        one = _one(lay, k1, lay.c1 * rank, k2)
-    return one + two + COPY * between
+        return early * one + COPY * early * k1 * rank * lay.c2 + two
+    return early * two + COPY * early * lay.c1 * rank * k2 + one
+
+
+def factor_costs(spec: FactorSpec, kernel: Sequence[int], first: int) -> tuple[float, float]:
+    """Return the work of each factor at one position, given which comes first."""
+    lay = layout_of(spec, kernel)
+    (k1, k2), rank = spec.out, spec.rank
+    if first == 1:
+        return _one(lay, k1 * rank, lay.c1, lay.c2), k1 * _two(lay, k2, rank * lay.c2)
+    return _one(lay, k1, lay.c1 * rank, k2), lay.c1 * _two(lay, k2 * rank, lay.c2)
 
 
 def _one(lay: Layout, rows: int, columns: int, passive: int) -> float:

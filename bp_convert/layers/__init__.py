@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from bp_convert.layers.conv import BPConv1d, BPConv2d, BPConv3d
+from bp_convert.layers.conv_transpose import (
+    BPConvTranspose1d,
+    BPConvTranspose2d,
+    BPConvTranspose3d,
+)
 from bp_convert.layers.embedding import BPEmbedding
 from bp_convert.layers.linear import BPLinear
 from bp_convert.layers.lstm import BPLSTM
@@ -14,6 +19,9 @@ __all__ = [
     "BPConv1d",
     "BPConv2d",
     "BPConv3d",
+    "BPConvTranspose1d",
+    "BPConvTranspose2d",
+    "BPConvTranspose3d",
     "BPEmbedding",
     "BPLinear",
 ]

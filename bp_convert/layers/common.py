@@ -21,7 +21,7 @@ class BilinearLayer(nn.Module):
     matrix (K, D) and a bias (K).
 
     Shape:
-        w1 (R, k1, d1), w2 (R, d2, k2), bias (K).
+        w1 (R, k1, d1), w2 (R, d2, k2), bias (K); with G groups each factor is (G, ...).
     """
 
     FIELDS: ClassVar[tuple[str, ...]]  # of the constructor; the widths first
@@ -39,15 +39,17 @@ class BilinearLayer(nn.Module):
         bias: bool,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
+        groups: int = 1,
     ) -> None:
-        """Make the parameters that checked factors ask for, and draw them."""
+        """Make the parameters that checked factors ask for, of each group, and draw them."""
         (k1, k2), (d1, d2), terms = factors.out, factors.inp, factors.rank
         where: Any = {"device": device, "dtype": dtype}
+        many = () if groups == 1 else (groups,)
         self.factors = factors
-        self.w1 = nn.Parameter(torch.empty(terms, k1, d1, **where))
-        self.w2 = nn.Parameter(torch.empty(terms, d2, k2, **where))
+        self.w1 = nn.Parameter(torch.empty(*many, terms, k1, d1, **where))
+        self.w2 = nn.Parameter(torch.empty(*many, terms, d2, k2, **where))
         if bias:
-            self.bias = nn.Parameter(torch.empty(k1 * k2, **where))
+            self.bias = nn.Parameter(torch.empty(groups * k1 * k2, **where))
         else:
             self.register_parameter("bias", None)
         self.reset_parameters()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,12 +18,14 @@ from bp_convert.kron.conv_layout import (
     layout_of,
     split_padding,
 )
+from bp_convert.kron.nearest import nearest_kronecker_sum, reconstruct
 from bp_convert.kron.pairs import check_positive
 from bp_convert.layers.common import BilinearLayer
 from bp_convert.layers.conv_checks import check_factors, check_fields
 from bp_convert.values.factors import FactorSpec
 
 Size = int | tuple[int, ...]
+Steps = Sequence[Sequence[Any]]  # for each factor, what its convolution takes behind the bias
 
 
 class _BPConv(BilinearLayer):
@@ -35,7 +37,8 @@ class _BPConv(BilinearLayer):
         weight[(i1, i2), (j1, j2), p] = sum_r w1[r][i1, (j1, p1)] * w2[r][(j2, p2), i2]
 
     with p1, p2 the kernel positions along each factor's own axes. The layer runs as a product
-    over channels and a thin convolution (or two of those) on views of its input.
+    over channels and a thin convolution (or two of those) on views of its input. With groups,
+    each group has factors of its own, all of the same pairs and number of terms.
     """
 
     FIELDS: ClassVar = (
@@ -64,6 +67,21 @@ class _BPConv(BilinearLayer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        self._take(in_channels, out_channels, kernel_size, stride, padding, dilation, groups)
+        self.padding_mode = padding_mode
+        self._settle(factors, rank, bias=bias, device=device, dtype=dtype)
+
+    def _take(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size,
+        padding: str | Size,
+        dilation: Size,
+        groups: int,
+    ) -> None:
+        """Keep the fields, one number for each axis."""
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.kernel_size: tuple[int, ...] = self._per_axis(kernel_size)
@@ -73,12 +91,24 @@ class _BPConv(BilinearLayer):
         )
         self.dilation: tuple[int, ...] = self._per_axis(dilation)
         self.groups = groups
-        self.padding_mode = padding_mode
+
+    def _settle(
+        self,
+        factors: FactorSpec | None,
+        rank: int,
+        *,
+        bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        """Check the fields, and make what they ask for."""
         check_fields(self)
         if factors is None:
             check_positive(rank, "rank")
-            factors = fast_conv_factors(in_channels, out_channels, self.kernel_size, rank)
-        self.hold_(check_factors(self, factors), bias=bias, device=device, dtype=dtype)
+            inputs, outputs = self.in_channels // self.groups, self.out_channels // self.groups
+            factors = fast_conv_factors(inputs, outputs, self.kernel_size, rank)
+        factors = check_factors(self, factors)
+        self.hold_(factors, bias=bias, device=device, dtype=dtype, groups=self.groups)
         self._lay_out()
 
     def forward(self, input: Tensor) -> Tensor:
@@ -92,19 +122,24 @@ class _BPConv(BilinearLayer):
         if self._point:
             for axis, step in enumerate(self.stride, 2):
                 x = x if step == 1 else _every(x, axis, step)
+        return self._finished(self._run(x, self._steps), single)
+
+    def _run(self, x: Tensor, steps: Steps) -> Tensor:
+        """Apply both factors, each with stride, padding and what else its axes ask for."""
         if self._lean:
-            y = self._in_few_calls(x)
-        else:
-            y = self._one_then_two(x) if self._first == 1 else self._two_then_one(x)
+            return self._in_few_calls(x, steps)
+        return self._one_then_two(x, steps) if self._first == 1 else self._two_then_one(x, steps)
+
+    def _finished(self, y: Tensor, single: bool) -> Tensor:
         if self.bias is not None:
             bias = self.bias.view(-1, *[1] * self.AXES)
             # Nothing needs the product itself again, so the sum takes its place.
             y = y.add_(bias if bias.dtype == y.dtype else bias.to(y.dtype))
         return y.squeeze(0) if single else y
 
-    # The two factors. `x` carries axes (N, c1, c2, *size) flattened over the channels.
+    # The two factors of G groups. `x` carries (N, G, c1, c2, *size), flattened over the channels.
 
-    def _in_few_calls(self, x: Tensor) -> Tensor:
+    def _in_few_calls(self, x: Tensor, steps: Steps) -> Tensor:
         """Run one term whose first factor only mixes channels: the common case. On small inputs
         each call to torch costs as much as its work, so this is ``_one_then_two`` in seven."""
         k1, k2, c1, c2 = self._sizes
@@ -112,93 +147,153 @@ class _BPConv(BilinearLayer):
         t = torch.bmm(self.w1.expand(n, k1, c1), x.reshape(n, c1, c2 * prod(size)))
         t = t.view(n * k1, c2, *size)  # (N*k1, c2, *size)
         w2 = self.w2.reshape(c2, *self._own[1], k2).movedim(-1, 0)  # (k2, c2, *own)
-        y = type(self).CONV(t, w2, None, *self._steps[1])  # (N*k1, k2, *out)
+        y = self._conv(t, w2, steps[1])  # (N*k1, k2, *out)
         return shaped(y, (n, k1 * k2, *y.shape[2:]))
 
-    def _one_then_two(self, x: Tensor) -> Tensor:
-        lay, (k1, k2), terms = self._layout, self.factors.out, self.factors.rank
-        w1 = self.w1.transpose(0, 1).reshape(k1 * terms, lay.c1, -1)  # (k1*R, c1, s1)
-        w2 = self.w2.permute(2, 0, 1).reshape(k2, terms * lay.c2, *self._own[1])
-        t, size = self._mix_one(x, w1, lay.c2)  # (N, k1*R, c2*size)
-        t = t.reshape(-1, terms * lay.c2, *size)  # (N*k1, R*c2, *size)
-        y = self._mix_two(t, w2)  # (N*k1, k2, *out)
-        return shaped(y, (x.shape[0], k1 * k2, *y.shape[2:]))
+    def _one_then_two(self, x: Tensor, steps: Steps) -> Tensor:
+        lay, (k1, k2), terms, many = self._layout, self.factors.out, self.factors.rank, self.groups
+        w1 = self.w1.view(many, terms, k1, lay.c1, -1).transpose(1, 2)
+        w1 = w1.reshape(many, k1 * terms, lay.c1, -1)  # (G, k1*R, c1, s1)
+        w2 = self.w2.view(many, terms, -1, k2).permute(0, 3, 1, 2)
+        w2 = w2.reshape(many, k2, terms * lay.c2, *self._own[1])  # (G, k2, R*c2, *own)
+        t, size = self._mix_one(x, w1, lay.c2, steps)  # (N, G, k1*R, c2*size)
+        y = self._mix_two(t, w2, k1, size, steps)  # (N, G, k1, k2, *out)
+        return shaped(y, (x.shape[0], many * k1 * k2, *y.shape[2:]))
 
-    def _two_then_one(self, x: Tensor) -> Tensor:
-        lay, (k1, k2), terms = self._layout, self.factors.out, self.factors.rank
-        w2 = self.w2.transpose(1, 2).reshape(terms * k2, lay.c2, *self._own[1])
-        t = self._mix_two(x.reshape(-1, lay.c2, *x.shape[2:]), w2)  # (N*c1, R*k2, *size)
-        w1 = self.w1.view(terms, k1, lay.c1, -1).permute(1, 2, 0, 3)  # (k1, c1, R, s1)
-        w1 = w1.reshape(k1, lay.c1 * terms, -1)  # (k1, c1*R, s1)
-        y, size = self._mix_one(t, w1, k2)  # (N, k1, k2*out)
-        return shaped(y, (x.shape[0], k1 * k2, *size))
+    def _two_then_one(self, x: Tensor, steps: Steps) -> Tensor:
+        lay, (k1, k2), terms, many = self._layout, self.factors.out, self.factors.rank, self.groups
+        w2 = self.w2.view(many, terms, -1, k2).transpose(2, 3)
+        w2 = w2.reshape(many, terms * k2, lay.c2, *self._own[1])  # (G, R*k2, c2, *own)
+        t = self._mix_two(x, w2, lay.c1, x.shape[2:], steps)  # (N, G, c1, R*k2, *size)
+        w1 = self.w1.view(many, terms, k1, lay.c1, -1).permute(0, 2, 3, 1, 4)
+        w1 = w1.reshape(many, k1, lay.c1 * terms, -1)  # (G, k1, c1*R, s1)
+        y, size = self._mix_one(t, w1, k2, steps)  # (N, G, k1, k2*out)
+        return shaped(y, (x.shape[0], many * k1 * k2, *size))
 
-    def _mix_one(self, x: Tensor, w: Tensor, passive: int) -> tuple[Tensor, tuple[int, ...]]:
+    def _mix_one(
+        self, x: Tensor, w: Tensor, passive: int, steps: Steps
+    ) -> tuple[Tensor, tuple[int, ...]]:
         """Apply factor 1 where each channel stands for ``passive`` ones that it leaves alone.
 
         Shape:
-            x: any split of (N, C, P, *size); w: (K, C, s1); result: (N, K, P*out), and out.
+            x: any split of (N, G, C, P, *size) with the sizes last; w: (G, K, C, s1);
+            result: (N, G, K, P*out), and out.
         """
-        rows, columns, _ = w.shape
+        many, rows, columns, _ = w.shape
+        size = x.shape[2:]
         if self._layout.s1 == 1:
-            flat = x.reshape(-1, columns, passive * prod(x.shape[2:]))  # (N, C, P*size)
-            return torch.bmm(w[:, :, 0].expand(flat.shape[0], -1, -1), flat), x.shape[2:]
-        apart = x.reshape(-1, columns, passive, *x.shape[2:])  # (N, C, P, *size)
-        moved = apart.transpose(1, 2).reshape(-1, columns, *x.shape[2:])  # (N*P, C, *size)
-        y = self._conv(moved, w.reshape(rows, columns, *self._own[0]), 1)  # (N*P, K, *out)
-        back = y.view(-1, passive, rows, *y.shape[2:]).transpose(1, 2)  # (N, K, P, *out)
-        return back, y.shape[2:]
+            flat = x.reshape(-1, columns, passive * prod(size))  # (N*G, C, P*size)
+            n = flat.shape[0] // many
+            left = w[..., 0]
+            left = left.expand(n, -1, -1) if many == 1 else left.repeat(n, 1, 1)  # (N*G, K, C)
+            return torch.bmm(left, flat), size
+        apart = x.reshape(-1, many * columns, passive, *size)  # (N, G*C, P, *size)
+        moved = apart.transpose(1, 2).reshape(-1, many * columns, *size)  # (N*P, G*C, *size)
+        w = w.reshape(many * rows, columns, *self._own[0])
+        y = self._conv(moved, w, steps[0], many)  # (N*P, G*K, *out)
+        back = y.reshape(-1, passive, many * rows, *y.shape[2:]).transpose(1, 2)
+        return back, y.shape[2:]  # (N, G*K, P, *out)
 
-    def _mix_two(self, x: Tensor, w: Tensor) -> Tensor:
-        """Apply factor 2: (N, C, *size) and (K, C, *own) give (N, K, *out)."""
+    def _mix_two(
+        self, x: Tensor, w: Tensor, passive: int, size: tuple[int, ...], steps: Steps
+    ) -> Tensor:
+        """Apply factor 2 to each of ``passive`` images of every group.
+
+        Shape:
+            x: any split of (N, G, P, C, *size); w: (G, K, C, *own);
+            result: any split of (N, G, P, K, *out) with the sizes last.
+        """
+        many, rows, columns = w.shape[:3]
+        if many > 1:  # each image is a group of its own, so that nothing has to be moved
+            w = w.repeat_interleave(passive, 0)  # (G*P, K, C, *own)
+            many *= passive
         if self._point:
-            flat = w.flatten(1).expand(x.shape[0], -1, -1)  # (N, K, C)
-            return torch.bmm(flat, x.flatten(2)).view(-1, w.shape[0], *x.shape[2:])
-        return self._conv(x, w, 2)
+            x = x.reshape(-1, columns, prod(size))
+            n = x.shape[0] // many
+            left = w.flatten(2)
+            left = left.expand(n, -1, -1) if many == 1 else left.repeat(n, 1, 1)
+            return torch.bmm(left, x).view(-1, rows, *size)
+        x = x.reshape(-1, many * columns, *size)
+        return self._conv(x, w.flatten(0, 1), steps[1], many)
 
-    def _conv(self, x: Tensor, w: Tensor, factor: int) -> Tensor:
-        """Convolve along the axes that ``factor`` owns; the others pass through."""
-        conv = type(self).CONV
-        return conv(x, w, None, *self._steps[factor - 1])
+    def _conv(self, x: Tensor, w: Tensor, steps: Sequence[Any], many: int = 1) -> Tensor:
+        """Convolve along the axes that a factor owns; the others pass through.
+
+        Shape:
+            x: (N, G*C, *size); w: (G*K, C, *own); result: (N, G*K, *out).
+        """
+        return type(self).CONV(x, w, None, *steps, many)
 
     def _lay_out(self) -> None:
         """Work out once what every call needs: each factor's kernel, steps and padding."""
-        kernel, axes = self.kernel_size, self.factors.axes
+        kernel = self.kernel_size
         self._layout = layout_of(self.factors, kernel)
-        self._first = first_factor(self.factors, kernel, self.stride)
-        self._point = prod(kernel) == 1
+        self._first = self._order()
+        self._point = self._is_point()
         self._sizes = (*self.factors.out, self._layout.c1, self._layout.c2)
         mixes_only = self._layout.s1 == 1 and self._first == 1 and not self._point
-        self._lean = mixes_only and self.factors.rank == 1
-        front, left = split_padding(kernel, self.padding, self.dilation, self.padding_mode)
+        self._lean = mixes_only and self.factors.rank == self.groups == 1
+        front, left = self._padding()
         sides = [side for pair in reversed(front) for side in pair]  # F.pad: last axis first
         self._front = sides if any(sides) else []
-        own = [[owner == factor for owner in axes] for factor in (1, 2)]
-        self._own = tuple(_where(kernel, mine, 1) for mine in own)
-        self._steps = tuple(
-            (_where(self.stride, mine, 1), _where(left, mine, 0), _where(self.dilation, mine, 1))
-            for mine in own
-        )
+        self._own = tuple(_where(kernel, mine, 1) for mine in self._mine())
+        self._steps = self._steps_of(left)
+
+    def _mine(self) -> list[list[bool]]:
+        """Return for each factor which axes it owns."""
+        return [[owner == factor for owner in self.factors.axes] for factor in (1, 2)]
+
+    def _steps_of(self, padding: Sequence[int]) -> Steps:
+        return [
+            (_where(self.stride, own, 1), _where(padding, own, 0), _where(self.dilation, own, 1))
+            for own in self._mine()
+        ]
+
+    def _order(self) -> Literal[1, 2]:
+        return first_factor(self.factors, self.kernel_size, self.stride)
+
+    def _is_point(self) -> bool:
+        """Whether the kernel is one place, so that all is products over channels."""
+        return prod(self.kernel_size) == 1
+
+    def _padding(self) -> tuple[list[tuple[int, int]], tuple[int, ...]]:
+        """Return what is put on first, and what each factor puts on its own axes."""
+        return split_padding(self.kernel_size, self.padding, self.dilation, self.padding_mode)
 
     # Dense and back
 
     @torch.no_grad()
     def fit_(self, weight: Tensor) -> float:
-        """Set the factors to the nearest Kronecker sum of ``weight`` (K, C, *kernel); return the
-        relative Frobenius error."""
-        lay = self._layout
+        """Set the factors to the nearest Kronecker sum of ``weight`` (K, C/G, *kernel), group by
+        group; return the relative Frobenius error."""
+        lay, spec = self._layout, self.factors
         parts = weight.reshape(-1, lay.c1, lay.c2, *self.kernel_size)
-        return super().fit_(parts.permute(self._order()).reshape(weight.shape[0], -1))
+        matrix = parts.permute(self._axes()).reshape(weight.shape[0], -1)
+        if self.groups == 1:
+            return super().fit_(matrix)
+        gap = total = 0.0
+        for one, w1, w2 in zip(matrix.chunk(self.groups), self.w1, self.w2, strict=True):
+            fit = nearest_kronecker_sum(one, spec.out, spec.inp, spec.rank)
+            w1.copy_(fit.w1)
+            w2.copy_(fit.w2)
+            size = float(one.double().square().sum())
+            gap, total = gap + fit.error**2 * size, total + size
+        return (gap / total) ** 0.5 if total else 0.0
 
     def dense_weight(self) -> Tensor:
-        """Build the weight (K, C, *kernel); differentiable."""
-        lay, order = self._layout, self._order()
+        """Build the weight (K, C/G, *kernel); differentiable."""
+        lay, order = self._layout, self._axes()
+        if self.groups == 1:
+            matrix = super().dense_weight()
+        else:
+            pairs = zip(self.w1, self.w2, strict=True)
+            matrix = torch.cat([reconstruct(w1, w2) for w1, w2 in pairs])
         sizes = (self.out_channels, lay.c1, lay.c2, *self.kernel_size)
-        parts = super().dense_weight().view([sizes[axis] for axis in order])
+        parts = matrix.view([sizes[axis] for axis in order])
         back = [order.index(axis) for axis in range(len(order))]
-        return parts.permute(back).reshape(self.out_channels, self.in_channels, *self.kernel_size)
+        return parts.permute(back).reshape(self.out_channels, -1, *self.kernel_size)
 
-    def _order(self) -> list[int]:
+    def _axes(self) -> list[int]:
         """Return the axes of (K, c1, c2, *kernel) as K, c1, s1, c2, s2."""
         first = [3 + i for i, owner in enumerate(self.factors.axes) if owner == 1]
         second = [3 + i for i, owner in enumerate(self.factors.axes) if owner == 2]
@@ -216,6 +311,8 @@ class _BPConv(BilinearLayer):
             parts.append(f"padding={self.padding!r}")
         if any(step != 1 for step in self.dilation):
             parts.append(f"dilation={self.dilation}")
+        if self.groups != 1:
+            parts.append(f"groups={self.groups}")
         if self.bias is None:
             parts.append("bias=False")
         if self.padding_mode != "zeros":
@@ -263,10 +360,11 @@ class BPConv2d(_BPConv):
 
     Shape:
         input (N, C, H, W) or (C, H, W), output (N, K, H', W') or (K, H', W');
-        w1 (R, k1, d1), w2 (R, d2, k2), bias (K).
+        w1 (R, k1, d1), w2 (R, d2, k2), bias (K); with groups, factors (G, R, ...) of pairs of
+        K/G and C/G.
 
     Raises:
-        FactorError: groups other than 1, or pairs that do not fit.
+        FactorError: groups that do not divide the channels, or pairs that do not fit.
     """
 
     AXES = 2

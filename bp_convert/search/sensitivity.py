@@ -128,7 +128,7 @@ def _changed(
         site.kind.add(module, role, changes)
         bias = getattr(module, "bias", None)
         if isinstance(bias, Tensor):
-            bias.add_(shifts[0].to(bias))
+            bias.add_(torch.cat(list(shifts)).to(bias))  # of every group
     try:
         yield
     finally:

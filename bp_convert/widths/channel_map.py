@@ -123,7 +123,8 @@ class _Comparison:
         for name, site in self.sites.items():
             layer = self.plan.layer(name)
             uncalled = self._is_out_projection(name)
-            if layer is None or uncalled or getattr(site.module, "groups", 1) != 1:
+            follows = _groups(site.module) > 1 and layer is not None and layer.action != "replaced"
+            if layer is None or uncalled or follows:
                 continue
             followers.pop(name, None)
             axis = site.kind.channel_axis(site.module)
@@ -296,6 +297,8 @@ class _Comparison:
             name, unknown = watch.name, self.maps.unknown
             index = None if name in unknown else self.found.get(name)
             if watch.layer is not None:
+                if index is not None and not _in_groups(self.sites[name].module, index):
+                    unknown[name] = "its channels do not keep to their groups"
                 before, after = watch.outputs
                 outputs = None if before == after else interleave(before, after)
                 same = watch.layer.inputs[0] == watch.layer.inputs[1]
@@ -318,6 +321,21 @@ class _Comparison:
     def _is_out_projection(self, name: str) -> bool:
         parent = self.model.get_submodule(name.rpartition(".")[0])
         return isinstance(parent, nn.MultiheadAttention)
+
+
+def _groups(module: nn.Module) -> int:
+    return int(getattr(module, "groups", 1))
+
+
+def _in_groups(module: nn.Module, index: Tensor) -> bool:
+    """Return whether each group of a convolution gets the channels that it had, in the same
+    order as every other group."""
+    many = _groups(module)
+    if many == 1:
+        return True
+    apart = index.view(many, -1)
+    own = apart[0] + torch.arange(many)[:, None] * (int(module.in_channels) // many)
+    return torch.equal(apart, own) and int(apart[0].max()) < int(module.in_channels) // many
 
 
 def _like(tensor: Tensor, value: Tensor) -> Tensor:

@@ -21,9 +21,10 @@ class Case:
     draw: Callable[[torch.dtype], Tensor]
     unsupported: Callable[[], nn.Module] | None = None
     word: str = ""
+    note: str = ""
 
     def __str__(self) -> str:
-        return self.kind
+        return f"{self.kind} {self.note}".strip()
 
 
 def _floats(*shape: int) -> Callable[[torch.dtype], Tensor]:
@@ -36,8 +37,8 @@ CASES = (
         "Conv1d",
         lambda: nn.Conv1d(12, 16, 3, 2, 1),
         _floats(2, 12, 11),
-        lambda: nn.Conv1d(12, 16, 3, groups=4),
-        "grouped",
+        lambda: nn.Conv1d(12, 24, 3, groups=12),
+        "depth-wise",
     ),
     Case(
         "Conv2d",
@@ -50,8 +51,8 @@ CASES = (
         "Conv3d",
         lambda: nn.Conv3d(6, 8, (2, 3, 1), dilation=(1, 2, 1)),
         _floats(2, 6, 4, 7, 3),
-        lambda: nn.Conv3d(6, 8, 1, groups=2),
-        "grouped",
+        lambda: nn.Conv3d(6, 6, 1, groups=6),
+        "depth-wise",
     ),
     Case(
         "Embedding",
@@ -68,6 +69,41 @@ CASES = (
         "proj_size",
     ),
     Case("Conv1D", lambda: Conv1D(36, 24), _floats(5, 24)),
+    Case(
+        "ConvTranspose1d",
+        lambda: nn.ConvTranspose1d(12, 16, 4, 2, 1, output_padding=1),
+        _floats(2, 12, 7),
+        lambda: nn.ConvTranspose1d(12, 12, 3, groups=12),
+        "depth-wise",
+    ),
+    Case(
+        "ConvTranspose2d",
+        lambda: nn.ConvTranspose2d(12, 8, (3, 1), (2, 3), (1, 0), (1, 2)),
+        _floats(2, 12, 4, 3),
+    ),
+    Case(
+        "ConvTranspose3d",
+        lambda: nn.ConvTranspose3d(6, 8, (2, 3, 1), dilation=(1, 2, 1)),
+        _floats(2, 6, 3, 4, 2),
+    ),
+)
+
+# The same kinds otherwise: groups hold factors of their own.
+VARIANTS = (
+    Case("Conv1d", lambda: nn.Conv1d(12, 18, 4, 2, 1, groups=3), _floats(2, 12, 11), note="groups"),
+    Case(
+        "Conv2d",
+        lambda: nn.Conv2d(12, 8, (3, 2), groups=2, padding_mode="circular", padding=(1, 0)),
+        _floats(2, 12, 7, 6),
+        note="groups",
+    ),
+    Case("Conv3d", lambda: nn.Conv3d(8, 12, 1, groups=2), _floats(2, 8, 4, 3, 3), note="groups"),
+    Case(
+        "ConvTranspose2d",
+        lambda: nn.ConvTranspose2d(12, 8, 3, 2, groups=2),
+        _floats(2, 12, 4, 3),
+        note="groups",
+    ),
 )
 
 

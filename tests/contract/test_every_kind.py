@@ -14,10 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bp_convert.kinds import KINDS, Ask, Spread, kind_of
 from bp_convert.widths.followers import interleave
-from tests.contract.cases import CASES, Case, kind, output
+from tests.contract.cases import CASES, VARIANTS, Case, kind, output
 from tests.tolerances import assert_near
 
-EVERY = pytest.mark.parametrize("case", CASES, ids=str)
+EVERY = pytest.mark.parametrize("case", [*CASES, *VARIANTS], ids=str)
 ASKS = pytest.mark.parametrize(
     "ask", [Ask(), Ask("paper"), Ask(rank=3), Ask("paper", 2), Ask(rank=0.4)], ids=repr
 )
@@ -112,7 +112,7 @@ def test_a_widened_twin_preserves_the_function(case: Case) -> None:
     twin = one.build(dense, wide, factors, "cpu")
     assert one.fill(dense, twin, spread) < 1e-9
     x = case.draw(torch.float64)
-    axis = {"Conv1d": 1, "Conv2d": 1, "Conv3d": 1}.get(case.kind, -1)
+    axis = 1 if hasattr(dense, "kernel_size") else -1
     wider = x if words else x.repeat_interleave(2, axis)
     assert_near(output(twin, wider), output(dense, x).repeat_interleave(3, axis))
 
@@ -217,8 +217,7 @@ def test_explicit_pairs_are_taken(case: Case) -> None:
     dense = case.make()
     one = kind(case)
     inputs, outputs = one.widths(dense)
-    size = prod(getattr(dense, "kernel_size", (1,)))
-    factors = one.factor(
-        dense, (inputs, outputs), Ask(Pairs(out=(1, outputs), inp=(1, inputs * size)))
-    )
-    assert next(iter(factors.values())).out == (1, outputs)
+    size, groups = prod(getattr(dense, "kernel_size", (1,))), getattr(dense, "groups", 1)
+    pairs = Pairs(out=(1, outputs // groups), inp=(1, inputs // groups * size))
+    factors = one.factor(dense, (inputs, outputs), Ask(pairs))
+    assert next(iter(factors.values())).out == pairs.out

@@ -89,7 +89,6 @@ def test_every_module_with_weights_is_listed_once_with_its_reason() -> None:
         "norms.2": ("LayerNorm", 16, vectors),
         "gru": ("GRU", 432, "no kind for nn.GRU yet"),
         "attention": ("MultiheadAttention", 216, "no kind for nn.MultiheadAttention yet"),
-        "up": ("ConvTranspose1d", 200, "no kind for nn.ConvTranspose1d yet"),
         "experts": (
             "_Experts",
             512,

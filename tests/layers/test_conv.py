@@ -293,7 +293,7 @@ def test_state_and_copies() -> None:
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"groups": 2}, "groups=2"),
+        ({"groups": 3}, "groups=3"),
         ({"padding": (1,)}, "one number, or 2"),
         ({"stride": (1, 2, 1)}, "stride"),
         ({"rank": 0}, "rank"),
