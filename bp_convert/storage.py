@@ -10,7 +10,7 @@ from torch import nn
 
 from bp_convert.errors import CheckpointError, PlanError
 from bp_convert.files.arch import arch_factory
-from bp_convert.files.atomic import Prove, check_output, write_all, write_text
+from bp_convert.files.atomic import Prove, check_output, is_folder, write_all, write_text
 from bp_convert.files.converted import (
     ConvertedFile,
     is_converted,
@@ -19,24 +19,39 @@ from bp_convert.files.converted import (
     torch_writer,
 )
 from bp_convert.files.entries import fill
+from bp_convert.files.folder import check_foldable, save_folder
 from bp_convert.files.read_model import load_model
 from bp_convert.files.reread import read_back
-from bp_convert.files.writable import check_whole
+from bp_convert.files.writable import check_whole, check_writable
 from bp_convert.graph.clone import plain_clone
 from bp_convert.graph.running import evaluating
-from bp_convert.pickles.guard import guard, unguard
+from bp_convert.hub.layout import plan_of_folder
+from bp_convert.hub.marked import PLAN_ATTRIBUTE as PLAN_ATTRIBUTE
+from bp_convert.hub.marked import is_marked as is_marked
+from bp_convert.hub.marked import mark as mark
+from bp_convert.hub.marked import plan_text, unmark
+from bp_convert.hub.rebuild import from_pretrained as from_pretrained
 from bp_convert.surgery import apply_plan
 from bp_convert.values.architecture import Architecture
 from bp_convert.values.base import as_json
 from bp_convert.values.plan import Plan
 
-PLAN_ATTRIBUTE = "bp_convert_plan"
 
+def check_savable(
+    model: nn.Module, path: str | Path, *, arch: str | None = None, trust: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Refuse, before any work, a model that could not be read back from where it will be written.
 
-def mark(model: nn.Module, plan_json: str) -> None:
-    """Note on a converted model the plan that made it, as ``save`` wants to know it."""
-    setattr(model, PLAN_ATTRIBUTE, plan_json)
-    guard(model)
+    Returns:
+        What loading it will have to trust.
+
+    Raises:
+        CheckpointError: names what is at fault, and a way out.
+    """
+    if is_folder(path):
+        check_foldable(model)
+        return ()
+    return check_writable(model, path, arch=arch, trust=trust)
 
 
 def save(
@@ -49,7 +64,8 @@ def save(
     check: bool = True,
     prove: Prove | None = None,
 ) -> list[Path]:
-    """Write a converted model to ``NAME.pt``, or to ``NAME.safetensors`` beside ``NAME.plan.json``.
+    """Write a converted model to ``NAME.pt``, to ``NAME.safetensors`` beside ``NAME.plan.json``,
+    or, where it is one of transformers, to a folder ``NAME/`` with its tokenizer.
 
     Args:
         arch: how to make the source model again; then the file holds weights and plan only.
@@ -66,7 +82,9 @@ def save(
             was not made here.
         VerificationError: the file does not hold what the model does; then it is removed.
     """
-    text = _plan_text(model)
+    text = plan_text(model)
+    if is_folder(path):
+        return [save_folder(model, Path(path), force=force, check=check, prove=prove)]
     made = Plan.model_validate_json(text)
     if prove is None and check:
         prove = read_back(model, Path(path), trust=trust)
@@ -92,8 +110,8 @@ def load(
     """Give a saved model back, on the CPU and in eval mode.
 
     Args:
-        path: a file that ``save`` or the command line wrote: of a converted model, or of one in
-            plain layers, as ``bp-convert dense`` and ``finetune`` write them.
+        path: a file or folder that ``save`` or the command line wrote: of a converted model, or
+            of one in plain layers, as ``bp-convert dense`` and ``finetune`` write them.
         model: the source model, or what makes it, where the file holds weights and plan only and
             names no architecture, or one that is not there any more.
         arch: how to make the source model, as the command line takes it; in place of ``model``.
@@ -115,6 +133,8 @@ def load(
                 "bp_convert.open_model(path, arch=...) for weights",
             )
         return evaluating(load_model(path, trust=trust).model)
+    if Path(path).is_dir():
+        return from_pretrained(path)
     return restored(read_converted(path, trust=trust), str(path), model=model, trust=trust)
 
 
@@ -163,9 +183,7 @@ def _needs_model(where: str, found: str) -> CheckpointError:
 def to_dense(model: nn.Module) -> nn.Module:
     """Return a copy in which every bilinear layer is the plain torch layer of the same weight."""
     dense = plain_clone(model)
-    if is_marked(dense):
-        delattr(dense, PLAN_ATTRIBUTE)
-    unguard(dense)
+    unmark(dense)
     return dense
 
 
@@ -177,11 +195,14 @@ def save_dense(
     trust: Sequence[str] = (),
     prove: Prove | None = None,
 ) -> Path:
-    """Write a model without bilinear layers as one pickled module, whole or not at all.
+    """Write a model without bilinear layers as one pickled module, or as a folder of transformers,
+    whole or not at all.
 
     Raises:
         CheckpointError, VerificationError: as ``save``.
     """
+    if is_folder(path):
+        return save_folder(model, Path(path), force=force, prove=prove)
     path = Path(path)
     check_output(path, force=force, suffixes=(".pt", ".pth"))
     check_whole(model, trust)
@@ -189,36 +210,22 @@ def save_dense(
     return write_all([(path, torch_writer(model))], force=force, prove=prove)[0]
 
 
-def is_marked(model: nn.Module) -> bool:
-    """Return whether the model was made by carrying out a plan."""
-    return isinstance(getattr(model, PLAN_ATTRIBUTE, None), str)
-
-
 def plan_of(model: nn.Module | str | Path) -> Plan:
     """Return the plan that a converted model, or one in a file, was made by.
 
     Args:
         model: what ``convert``, ``apply``, ``prune`` or ``load`` returned; or the path of a
-            converted file, of which nothing is made or run.
+            converted file or folder, of which nothing is made or run.
 
     Raises:
         CheckpointError: the model was not converted, or the file holds no converted model.
     """
     if isinstance(model, nn.Module):
-        return Plan.model_validate_json(_plan_text(model))
+        return Plan.model_validate_json(plan_text(model))
+    found = plan_of_folder(Path(model)) if Path(model).is_dir() else None
+    if found is not None:
+        return found
     return read_plan_text(read_converted(Path(model)).plan_json, str(model))
-
-
-def _plan_text(model: nn.Module) -> str:
-    text = getattr(model, PLAN_ATTRIBUTE, None)
-    if isinstance(text, str):
-        return text
-    raise CheckpointError(
-        where=type(model).__name__,
-        found="a model without a conversion plan",
-        allowed="a model that convert() or apply() returned",
-        fix="convert it first, or save it with torch.save",
-    )
 
 
 def read_plan(path: str | Path) -> Plan:

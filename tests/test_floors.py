@@ -38,6 +38,7 @@ FLOORS = (
     "costs",
     "evaluation",
     "verify",
+    "hub",
     "pickles",
     "files",
     "storage",

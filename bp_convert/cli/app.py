@@ -166,11 +166,11 @@ def dense(
 ) -> None:
     """Turn a converted model back into plain torch layers of the same weights."""
     with errors_shown():
-        from bp_convert.files.atomic import check_output
+        from bp_convert.files.atomic import check_folder, check_output, is_folder
         from bp_convert.run.written import check_model
 
         check_model(model)
-        check_output(output, force=force)
+        (check_folder if is_folder(output) else check_output)(output, force=force)
         from bp_convert.proof import result_at
 
         with result_at(output, trust=trust, force=force) as file:

@@ -268,8 +268,8 @@ Output = Annotated[
     option(
         OUT,
         "-o --output FILE",
-        "Where the result goes: .pt, or .safetensors beside its plan. Default: NAME-bp.pt in this "
-        "folder.",
+        "Where the result goes: .pt, .safetensors beside its plan, or DIR/ for a transformers "
+        "folder. Default: NAME-bp.pt in this folder.",
     ),
 ]
 Force = Annotated[bool, option(OUT, "--force", "Replace existing files.")]

@@ -228,7 +228,7 @@ def inspect(
         from bp_convert.storage import plan_of
 
         with progress_shown(trail, quiet=quiet or json_only) as progress:
-            if not model.is_dir() and is_converted(model):
+            if is_converted(model):
                 result = report_of(plan_of(model), source="converted before")
             else:
                 try:

@@ -118,13 +118,13 @@ def finetune(
             result_at(goal if first else None, trust=trust, force=force) as file,
             progress_shown(trail, quiet=quiet or json_only or not first, left=True) as progress,
         ):
-            from bp_convert.files.writable import check_writable
             from bp_convert.run.opening import any_model, tokenizer_in
+            from bp_convert.storage import check_savable
             from bp_convert.training import finetune as train
             from bp_convert.training import leave
 
             opened, made_by = any_model(model, arch, trust or ())
-            check_writable(opened, goal, arch=made_by, trust=trust or ())
+            check_savable(opened, goal, arch=made_by, trust=trust or ())
             trained, report = train(
                 opened,
                 teacher=None if teacher is None else any_model(teacher, arch, trust or ())[0],

@@ -6,12 +6,14 @@ import contextlib
 import hashlib
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from bp_convert.errors import CheckpointError
+from bp_convert.hub.layout import PLAN
 
 OUTPUT_SUFFIXES = (".pt", ".pth", ".safetensors")  # of a model's file
 Write = Callable[[Path], object]
@@ -51,6 +53,93 @@ def check_output(path: Path, *, force: bool = False, suffixes: Sequence[str] = (
             )
         _mode_of_new(real)  # so one can be made there
     return real
+
+
+def is_folder(path: str | Path) -> bool:
+    """Tell a name for a folder of transformers from one for a file: it ends in a slash, has no
+    ending, unless a number is one (``gpt2-0.25``), or is that of a folder."""
+    if str(path).endswith(("/", os.sep)):
+        return True
+    path = Path(path)
+    named = path.suffix[1:2].isalpha()
+    return path.suffix not in OUTPUT_SUFFIXES and (not named or path.is_dir())
+
+
+def check_folder(path: Path, *, force: bool = False) -> Path:
+    """Return the real path of a folder that may be written; leave no trace.
+
+    Raises:
+        CheckpointError: it is there, and is not empty or a converted model that ``force`` lets be
+            replaced; or it cannot be made.
+    """
+    real = Path(os.path.realpath(path))
+    with _failures_of(path):
+        if real.exists() and not real.is_dir():
+            raise _refused(path, "a file", "the name of a folder", "give another name")
+        there = real.is_dir() and any(real.iterdir())
+        if there and not (real / PLAN).is_file():  # never somebody's own files, not by --force
+            raise _refused(
+                path,
+                "a folder with files in it that bp-convert did not write",
+                "a new or an empty folder",
+                "give another name, or empty it",
+            )
+        if there and not force:
+            raise _refused(
+                path,
+                "an existing model",
+                "a new name",
+                "give another name, or replace with --force",
+            )
+        if not real.parent.is_dir():
+            raise _refused(
+                path, f"no folder {real.parent}", "a folder in an existing one", "make that folder"
+            )
+        _mode_of_new(real)
+    return real
+
+
+def write_folder(
+    path: Path, write: Write, *, force: bool = False, prove: Prove | None = None
+) -> Path:
+    """Write a folder under a temporary name, and rename it when it is complete.
+
+    Args:
+        write: fills the folder that it is given.
+        prove: called with the complete folder; what it raises stops all.
+
+    Raises:
+        CheckpointError: as ``check_folder``, or it cannot be written; nothing is left behind.
+    """
+    real = check_folder(path, force=force)
+    place = temporary(real)
+    try:
+        with _failures_of(path):
+            place.mkdir()
+            write(place)
+            mode = _mode_of_new(real)
+            for one in place.rglob("*"):
+                if one.is_file():
+                    one.chmod(mode)  # safetensors writes for the owner alone
+                sync(one)
+        if prove is not None:
+            prove([place])
+        with _failures_of(path):
+            put_folder(place, real)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return path
+
+
+def put_folder(place: Path, real: Path) -> None:
+    """Rename a complete folder into place; one that stands there is removed after it."""
+    aside = temporary(real)
+    if real.is_dir():
+        real.rename(aside)
+    place.rename(real)
+    with contextlib.suppress(OSError):
+        sync(real.parent)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def plan_path(path: Path) -> Path:
@@ -154,7 +243,7 @@ def sweep_temporaries(folder: Path) -> None:
     """Remove what a killed process left half written in a folder that no other writes to."""
     for path in folder.glob(".bp-convert-*.tmp"):
         with contextlib.suppress(OSError):
-            path.unlink()
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def write_text(path: Path, text: str, *, force: bool = False) -> Path:

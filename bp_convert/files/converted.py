@@ -39,6 +39,7 @@ from bp_convert.files.sidecar import (
 from bp_convert.files.sniff import FileKind, file_kind
 from bp_convert.files.unpickle import load_admitted, names_in
 from bp_convert.files.writable import check_writable, is_plain
+from bp_convert.hub.layout import holds_plan
 from bp_convert.pickles import pickler
 from bp_convert.pickles.admit import admit
 
@@ -121,14 +122,14 @@ def save_weights(path: str | Path, model: nn.Module, *, force: bool = False) -> 
 
 
 def is_converted(path: str | Path) -> bool:
-    """Tell whether a file was written by ``save_converted``; run and load nothing.
+    """Tell whether a file or folder holds a converted model; run and load nothing.
 
     Raises:
         CheckpointError: the file is no model file at all.
     """
     path = Path(path)
-    if path.is_dir():  # of weights, which load_model knows
-        return False
+    if path.is_dir():
+        return holds_plan(path)
     kind = file_kind(path)
     if kind is FileKind.SAFETENSORS:
         return STAMP in read_header(path)
@@ -149,6 +150,8 @@ def read_converted(
             or holds classes that are not trusted.
     """
     path = Path(path)
+    if path.is_dir():
+        raise wrong(path, "a folder", "bp_convert.load(path) loads a converted one")
     kind = file_kind(path)
     if not is_converted(path):
         raise wrong(

@@ -31,8 +31,9 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.overrides import get_overridable_functions
 from torch.utils.hooks import RemovableHandle
 
+from bp_convert.hub.marked import Refusing, refuse
 from bp_convert.kron.conv_layout import Layout
-from bp_convert.pickles import guard, rebuilt
+from bp_convert.pickles import rebuilt
 from bp_convert.pickles.reach import Reach, VariableFunctions
 from bp_convert.torch_private import PARAMETRIZATIONS, WrappedHook
 from bp_convert.values.factors import FactorSpec
@@ -124,7 +125,10 @@ HARMLESS: dict[str, object] = {
     # What our own files are written with.
     **_named(rebuilt.array, rebuilt.dtype, rebuilt.filled, rebuilt.generator, rebuilt.plain),
     **_named(rebuilt.memory_format),
-    **_named(rebuilt.scalar, rebuilt.scalar_type, rebuilt.Parametrized, guard.refuse),
+    **_named(rebuilt.scalar, rebuilt.scalar_type, rebuilt.Parametrized),
+    "bp_convert.hub.marked.SavePretrained": Refusing,
+    **_named(refuse),
+    "bp_convert.pickles.guard.refuse": refuse,  # where it once stood
     # Our layers' factor pairs and channel shares: frozen values of integers.
     **_named(Layout, FactorSpec),
 }

@@ -1,5 +1,5 @@
-"""A model file written and proven: a fresh process, in another folder, loads it and gives every
-bit back."""
+"""A model file or folder written and proven: a fresh process, in another folder, loads it and gives
+every bit back."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import nn
 
 from bp_convert.errors import VerificationError
 from bp_convert.files.atomic import Prove
+from bp_convert.files.folder import folder_read_back
 from bp_convert.files.reread import bits_of, compare, read_back
-from bp_convert.files.writable import check_writable
 from bp_convert.proof.helper import give_back, take
-from bp_convert.storage import is_marked, save, save_dense
+from bp_convert.storage import check_savable, is_marked, save, save_dense
 from bp_convert.values.architecture import Architecture
 
 TIMEOUT = 1800  # seconds for loading one file
@@ -69,7 +69,8 @@ class Proof:
             expected = bits_of(model)  # while the other process loads
             answer = self._answer()
             if answer is None:  # a process that died says nothing about the file
-                read_back(model, path, trust=trust)(places)
+                back = folder_read_back(model, path) if places[0].is_dir() else None
+                (back or read_back(model, path, trust=trust))(places)
                 return
             if "error" in answer:
                 where, found, allowed, fix = answer["error"]
@@ -128,7 +129,7 @@ class ResultFile:
             CheckpointError: it cannot be written.
             VerificationError: it does not load, or not as it was; then nothing is left of it.
         """
-        needed = check_writable(model, self.goal, arch=arch, trust=self.trust)
+        needed = check_savable(model, self.goal, arch=arch, trust=self.trust)
         script = Architecture.parse(arch or "").script
         if script is not None:
             needed = (*needed, str(script.resolve()))

@@ -15,7 +15,6 @@ from bp_convert.errors import VerificationError
 from bp_convert.evaluation import Scorer
 from bp_convert.files.atomic import write_text
 from bp_convert.files.converted import save_weights
-from bp_convert.files.writable import check_writable
 from bp_convert.graph.running import evaluating
 from bp_convert.planner import Planned
 from bp_convert.proof import result_at
@@ -24,7 +23,7 @@ from bp_convert.run.learning import learn, split_of, training_of
 from bp_convert.run.making import build, planned
 from bp_convert.run.opening import SourceModel, opened
 from bp_convert.run.written import Outputs, write_reports
-from bp_convert.storage import read_plan, write_plan
+from bp_convert.storage import check_savable, read_plan, write_plan
 from bp_convert.values.outcome import Outcome
 from bp_convert.values.plan import Plan
 from bp_convert.values.progress import Progress, unheard
@@ -106,7 +105,7 @@ def run(
         source = given.source
         arch = None if job.counterpart == "full" else source.arch
         if goal is not None:
-            check_writable(source.model, goal, arch=arch, trust=job.trust)
+            check_savable(source.model, goal, arch=arch, trust=job.trust)
         progress("reading the examples", 0, 1)
         training = None if dry else training_of(job)
         split = given.split or split_of(

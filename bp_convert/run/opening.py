@@ -96,6 +96,8 @@ def any_model(
     path = Path(text)
     if is_architecture(text):
         return arch_factory(text, trust=trust, typed=True)(), None
+    if path.is_dir() and is_converted(path):
+        return load(path), None
     if path.exists() and not path.is_dir() and is_converted(path):
         found = read_converted(path, trust=trust).arch if arch is None else arch
         make = None if arch is None else arch_factory(arch, trust=trust, typed=True)

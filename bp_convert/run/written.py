@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bp_convert.errors import PlanError
-from bp_convert.files.atomic import OUTPUT_SUFFIXES, check_output, plan_path, write_text
+from bp_convert.files.atomic import (
+    OUTPUT_SUFFIXES,
+    check_folder,
+    check_output,
+    is_folder,
+    plan_path,
+    write_text,
+)
 from bp_convert.files.sniff import file_kind
 from bp_convert.render.documents import document, form_of
 
@@ -54,10 +62,16 @@ class Outputs:
             form_of(path)
         wanted = [*self.reports, *filter(None, [self.plan, self.training])]
         if self.model is not None:
-            check_output(self.model, force=self.force, suffixes=OUTPUT_SUFFIXES)
+            if is_folder(self.model):
+                check_folder(self.model, force=self.force)
+            else:
+                check_output(self.model, force=self.force, suffixes=OUTPUT_SUFFIXES)
             beside = self.model.suffix == ".safetensors"
-            wanted += [self.model, *([plan_path(self.model)] if beside else [])]
+            wanted += [plan_path(self.model)] if beside else []
         real = [check_output(path, force=self.force) for path in wanted]
+        if self.model is not None:
+            wanted.append(self.model)
+            real.append(Path(os.path.realpath(self.model)))
         for path, place in zip(wanted, real, strict=True):
             if real.count(place) > 1:
                 raise PlanError(

@@ -235,7 +235,6 @@ def test_an_existing_file_is_kept_unless_forced(mlp: Path) -> None:
     ("words", "says"),
     [
         (["-o", "small.onnx"], "small.pt"),
-        (["-o", "small"], "small.pt"),
         (["-o", "s.safetensors"], "s.plan.json"),
         (["-o", "r.pt", "--report", "r.pdf"], ".html"),
         (["-o", "r.safetensors", "--plan-out", "r.plan.json"], "two results"),
@@ -250,6 +249,15 @@ def test_what_cannot_be_written_is_refused_before_any_work(
     assert done.exit_code == 1, done.output
     assert says in done.stderr
     assert Path("s.plan.json").read_text() == "mine"
+
+
+def test_a_folder_for_what_is_no_model_of_transformers_is_refused_before_any_work(
+    mlp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bp_convert.pipeline, "prepared", lambda *_, **__: pytest.fail("worked"))
+    done = run(mlp, "-o", "small")
+    assert done.exit_code == 1, done.output
+    assert "-o small.pt" in done.stderr
 
 
 def test_nothing_converted_is_exit_three_and_writes_nothing(mlp: Path) -> None:

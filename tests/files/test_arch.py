@@ -237,7 +237,7 @@ def test_a_script_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         bp_convert.load(tmp_path / "out.pt", trust=[str(tmp_path / "gone_net.py")])
 
 
-def test_save_pretrained_of_a_converted_model_refuses(tmp_path: Path) -> None:
+def test_save_pretrained_of_a_part_of_a_converted_model_refuses(tmp_path: Path) -> None:
     """It would write what from_pretrained passes over, and starts at random."""
     transformers = pytest.importorskip("transformers")
     small = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
@@ -246,8 +246,8 @@ def test_save_pretrained_of_a_converted_model_refuses(tmp_path: Path) -> None:
     model, _ = bp_convert.convert(source, inputs=["input_ids=int64:1x8<30"], rank=4)
     bp_convert.save(model, tmp_path / "out.pt")
     loaded = bp_convert.load(tmp_path / "out.pt", trust=["transformers"])
-    for one in (model, model.bert, copy.deepcopy(model), loaded, loaded.bert):
-        with pytest.raises(CheckpointError, match=r"bp_convert\.save"):
+    for one in (model.bert, copy.deepcopy(model).bert, loaded.bert):
+        with pytest.raises(CheckpointError, match="save the whole model"):
             one.save_pretrained(tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
     source.save_pretrained(tmp_path / "source")  # the source is as it was
@@ -256,5 +256,3 @@ def test_save_pretrained_of_a_converted_model_refuses(tmp_path: Path) -> None:
     again = transformers.BertForMaskedLM.from_pretrained(tmp_path / "dense")
     ids = torch.arange(8).view(1, 8)
     torch.testing.assert_close(again(ids).logits, model(ids).logits)
-    del model.save_pretrained  # as the error says
-    model.save_pretrained(tmp_path / "folder")
