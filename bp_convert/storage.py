@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import torch
 from pydantic import ValidationError
 from torch import nn
 
-from bp_convert.errors import CheckpointError, PlanError
+from bp_convert.errors import CheckpointError, PlanError, TraceError, VerificationError
 from bp_convert.files.arch import arch_factory
 from bp_convert.files.atomic import Prove, check_output, is_folder, write_all, write_text
 from bp_convert.files.converted import (
@@ -23,8 +25,9 @@ from bp_convert.files.folder import check_foldable, save_folder
 from bp_convert.files.read_model import load_model
 from bp_convert.files.reread import read_back
 from bp_convert.files.writable import check_whole, check_writable
-from bp_convert.graph.clone import plain_clone
-from bp_convert.graph.running import evaluating
+from bp_convert.graph.clone import clone, plain_clone
+from bp_convert.graph.example import SampleInputs
+from bp_convert.graph.running import Args, Kwargs, evaluating, in_mode, run, same_draws
 from bp_convert.hub.layout import plan_of_folder
 from bp_convert.hub.marked import PLAN_ATTRIBUTE as PLAN_ATTRIBUTE
 from bp_convert.hub.marked import is_marked as is_marked
@@ -35,6 +38,10 @@ from bp_convert.surgery import apply_plan
 from bp_convert.values.architecture import Architecture
 from bp_convert.values.base import as_json
 from bp_convert.values.plan import Plan
+from bp_convert.verify.compare import difference
+
+ROWS = 2  # examples on which plain layers are compared
+COARSE = 1e-3  # relative difference of outputs that rounding does not explain
 
 
 def check_savable(
@@ -180,11 +187,49 @@ def _needs_model(where: str, found: str) -> CheckpointError:
     )
 
 
-def to_dense(model: nn.Module) -> nn.Module:
-    """Return a copy in which every bilinear layer is the plain torch layer of the same weight."""
-    dense = plain_clone(model)
+def to_dense(model: nn.Module, *, factored: bool = False) -> nn.Module:
+    """Return a copy in which every bilinear layer is the plain torch layer of the same weight.
+
+    Args:
+        factored: make two plain layers in a row of each layer of low rank, which stay as small as
+            its factors; names of their weights then end in ``0.weight`` and ``1.weight``.
+
+    Raises:
+        VerificationError: the model does not run, or computes something else, with two layers in
+            the place of one, as where its code reads their weights.
+    """
+    dense = plain_clone(model, factored=factored)
     unmark(dense)
+    if factored and is_marked(model):
+        _same_outputs(model, dense)
     return dense
+
+
+def _same_outputs(model: nn.Module, plain: nn.Module) -> None:
+    """Check that two layers in a row may stand for one, on the input that the plan describes."""
+    sample = SampleInputs(plan_of(model).inputs)
+    if not sample:
+        return
+    args, kwargs = sample.batch(model, ROWS)
+    try:
+        want, got = (_output(one, args, kwargs) for one in (model, plain))
+        found = difference(want, got)
+        words = found.form or f"outputs that differ by {found.size:.2g} in {found.where}"
+    except TraceError as problem:
+        found, words = None, problem.found
+    if found is None or found.form or found.size > COARSE:
+        raise VerificationError(
+            where=f"{type(model).__name__} with two plain layers for one of low rank",
+            found=words,
+            allowed="the outputs of the converted model",
+            fix="turn it back without factored (--factored): the model's code reads its layers",
+        )
+
+
+def _output(model: nn.Module, args: Args, kwargs: Kwargs) -> Any:
+    copy = clone(model, apart=True)
+    with torch.no_grad(), in_mode(copy, training=False), same_draws():
+        return run(copy, args, kwargs)
 
 
 def save_dense(

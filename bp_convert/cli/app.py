@@ -160,6 +160,10 @@ def convert(
 def dense(
     model: Annotated[Path, typer.Argument(help="A file that bp-convert wrote.")],
     output: Annotated[Path, o.option(None, "-o --output", "Where the plain model goes.")],
+    factored: Annotated[
+        bool,
+        o.option(None, "--factored", "Make two plain layers of each of low rank: small as it is."),
+    ] = False,
     arch: o.Arch = None,
     trust: o.Trust = None,
     force: o.Force = False,
@@ -176,7 +180,8 @@ def dense(
         with result_at(output, trust=trust, force=force) as file:
             from bp_convert import storage
 
-            plain = storage.to_dense(storage.load(model, arch=arch, trust=trust or ()))
+            small = storage.load(model, arch=arch, trust=trust or ())
+            plain = storage.to_dense(small, factored=factored)
             assert file is not None
             _, notes = file.write(plain)
         count = sum(p.numel() for p in plain.parameters())

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from bp_convert.errors import PlanError
 from bp_convert.graph.closures import reconnect
 from bp_convert.kinds import is_twin
+from bp_convert.layers.in_two import in_two
 
 M = TypeVar("M", bound=nn.Module)
 # What copies cannot be made of, and what means the same to a copy.
@@ -71,10 +72,12 @@ def clone_to_meta(model: M, modules: Mapping[nn.Module, nn.Module] | None = None
     return clone(model, modules, tensors, apart=True)
 
 
-def plain_clone(model: M, *, apart: bool = False) -> M:
-    """Copy ``model`` with every bilinear layer exchanged for the plain one of the same weight."""
+def plain_clone(model: M, *, apart: bool = False, factored: bool = False) -> M:
+    """Copy ``model`` with every bilinear layer exchanged for the plain one of the same weight, or,
+    where ``factored`` is asked for and it is of low rank, for two plain ones in a row."""
     twins = [one for one in model.modules() if is_twin(one)]
-    return clone(model, {one: one.to_dense() for one in twins}, apart=apart)
+    plain = {one: (in_two(one) if factored else None) or one.to_dense() for one in twins}
+    return clone(model, plain, apart=apart)
 
 
 def to_meta(tensor: Tensor) -> Tensor:
