@@ -17,11 +17,11 @@ from bp_convert.counting import recount
 from bp_convert.data import Data, Examples, Uses, examples_for, split_for
 from bp_convert.errors import PlanError
 from bp_convert.evaluation import Scorer
+from bp_convert.fakes.inputs import settle_values
 from bp_convert.files.read_model import Loaded, load_model
 from bp_convert.fitting import fit_to_data
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import SampleInputs, device_of, given_sample
-from bp_convert.graph.inputs import settle_values
 from bp_convert.graph.ready import check_ready
 from bp_convert.graph.reshape import CASTS, cast
 from bp_convert.planner import Planned, maps_for, prepare

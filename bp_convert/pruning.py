@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from bp_convert.counting import count_bytes, count_params, with_counts
 from bp_convert.errors import PlanError
+from bp_convert.fakes.inputs import infer_input
 from bp_convert.graph.example import make_inputs
-from bp_convert.graph.inputs import infer_input
 from bp_convert.graph.observe import observe
 from bp_convert.graph.others import others_of, shared_by
 from bp_convert.graph.walk import Site, walk
@@ -79,7 +79,7 @@ def _plan(
                 inputs=target.inputs,
                 outputs=target.outputs,
                 init=init,
-                params=(sum(p.numel() for p in site.module.parameters()), 0),
+                params=(sum(p.numel() for p in site.held.parameters()), 0),
                 shared=shared[site.name],
             )
         )

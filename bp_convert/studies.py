@@ -69,7 +69,7 @@ def probe(
         ProbeRow(
             layer=site.name,
             kind=site.kind.name,
-            params=count_params(site.module).before,
+            params=count_params(site.held).before,
             reason=reason,
         )
         for site, reason in reasons

@@ -81,7 +81,7 @@ def check(model: nn.Module, plan: Plan, *, exact: bool = True) -> None:
         if site is None or site.kind.name != layer.kind:
             have = "no such layer" if site is None else f"a {site.kind.name}"
             raise _mismatch(where, have, f"a {layer.kind}")
-        widths = site.kind.widths(site.module)
+        widths = site.kind.widths(site.outline)
         if layer.before != widths:
             have, due = (f"{one[0]} -> {one[1]}" for one in (widths, layer.before))
             raise _mismatch(where, have, f"{due}, as planned")
@@ -139,7 +139,7 @@ def carried_out(model: nn.Module) -> Iterator[None]:
 
 def _check_replaced(site: Site, layer: LayerPlan) -> None:
     where = f"{layer.name} ({layer.kind})"
-    reason = site.kind.refuse(site.module)
+    reason = site.kind.refuse(site.outline)
     if reason is not None:
         raise PlanError(
             where=where,
@@ -148,7 +148,7 @@ def _check_replaced(site: Site, layer: LayerPlan) -> None:
             fix="set its action to kept in the plan",
         )
     try:
-        site.kind.build(site.module, layer.after, dict(layer.factors), "meta")
+        site.kind.build(site.outline, layer.after, dict(layer.factors), "meta")
     except KeyError as problem:
         raise PlanError(
             where=where,
@@ -215,7 +215,7 @@ class _Surgery:
                 if progress is not None:
                     progress(layer.name, done, len(todo))
                 site = self.sites[layer.name]
-                modules[site.module] = self._twin(site, layer)
+                modules[site.held] = self._twin(site, layer)
             if progress is not None and todo:
                 progress("followers", len(todo), len(todo))
             tensors.update(self._followers())
@@ -232,10 +232,10 @@ class _Surgery:
 
     def _twin(self, site: Site, layer: LayerPlan) -> nn.Module:
         """Build and fill the bilinear twin of one layer."""
-        kind, module, result = site.kind, site.module, self.result
-        device = "meta" if self.structure_only else next(module.parameters()).device
-        twin = kind.build(module, layer.after, dict(layer.factors), device)
-        kind.carry(module, twin)
+        kind, outline, result = site.kind, site.outline, self.result
+        device = "meta" if self.structure_only else next(site.held.parameters()).device
+        twin = kind.build(outline, layer.after, dict(layer.factors), device)
+        kind.carry(outline, twin)
         if self.structure_only:
             return twin
         spread = self._spread(layer)
@@ -262,7 +262,7 @@ class _Surgery:
     def _followers(self) -> dict[int, Tensor]:
         """Make the new tensors of modules that stay."""
         names = {id(module): name for name, module in self.model.named_modules()}
-        replaced = {id(self.sites[layer.name].module) for layer in self.plan.converted}
+        replaced = {id(self.sites[layer.name].held) for layer in self.plan.converted}
         made: dict[int, Tensor] = {}
         for resize in self.plan.resizes:
             module, key = owner_of(self.model, resize.name)
@@ -303,7 +303,7 @@ class _Surgery:
 
 def too_large(site: Site, layer: LayerPlan) -> str | None:
     """Return why a widened layer's weight is not built to be fitted, or None."""
-    size = site.kind.params(site.module, layer.after)
+    size = site.kind.params(site.outline, layer.after)
     if layer.before == layer.after or size <= LARGEST:
         return None
     return f"its widened weight of {size / 1e9:.1f} billion numbers is too large to be built"
@@ -311,6 +311,13 @@ def too_large(site: Site, layer: LayerPlan) -> str | None:
 
 def _fill(layer: LayerPlan, site: Site, twin: nn.Module, spread: Spread) -> float:
     """Fit the twin; an error names the layer."""
+    if site.standing.trouble:
+        raise PlanError(
+            where=f"{layer.name} ({layer.kind})",
+            found=f"action replaced, but: {site.standing.trouble}",
+            allowed="action kept",
+            fix="plan again for this model, or set its action to kept in the plan",
+        )
     try:
         return site.kind.fill(site.module, twin, spread)
     except FactorError as problem:

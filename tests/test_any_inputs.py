@@ -12,8 +12,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequenc
 
 import bp_convert
 from bp_convert.errors import TraceError
+from bp_convert.fakes.inputs import bounded, settle
 from bp_convert.graph.example import smallest_vocabulary
-from bp_convert.graph.inputs import bounded, settle
 from bp_convert.values.tensors import TensorSpec
 
 FULL: dict[str, Any] = {"rank": 10**6, "convert_anyway": True, "convert_head": True}

@@ -25,6 +25,7 @@ FLOORS = (
     "models",
     "kinds",
     "graph",
+    "fakes",
     "widths",
     "randomness",
     "data",

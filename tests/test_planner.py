@@ -212,7 +212,11 @@ def test_shared_tied_parametrised_and_unused_layers() -> None:
     reasons = {layer.name: layer.reason for layer in plan.layers}
     assert reasons["table"] == "its weight is tied to tied.weight"
     assert reasons["tied"] == "its weight is tied to table.weight"
-    assert "parametrised" in reasons["normed"]
+    assert reasons["normed"] == ""
+    kept = _plan(_Shared(), inputs=inputs, convert_anyway=True, keep_parametrized=True)
+    normed = kept.layer("normed")
+    assert normed is not None
+    assert normed.reason == "its weight is computed (weight norm), and that is to be kept"
     assert "never called" in reasons["unused"]
 
 

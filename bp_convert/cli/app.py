@@ -70,6 +70,7 @@ def convert(
     exclude: o.Exclude = None,
     convert_head: o.ConvertHead = False,
     convert_anyway: o.ConvertAnyway = False,
+    keep_parametrized: o.KeepParametrized = False,
     unchecked: o.Unchecked = False,
     settings: o.SettingsFile = None,
     output: o.Output = None,
@@ -96,7 +97,7 @@ def convert(
     asks = {
         "target": target, "method": method, "alpha": alpha, "rank": rank, "pairs": pairs,
         "init": init, "include": include, "exclude": exclude, "convert_head": convert_head,
-        "convert_anyway": convert_anyway, "seed": seed,
+        "convert_anyway": convert_anyway, "keep_parametrized": keep_parametrized, "seed": seed,
     }  # fmt: skip
     o.check_plan(ctx, plan, **asks, input=input, settings=settings)
     o.check_data(

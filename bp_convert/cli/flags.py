@@ -247,6 +247,15 @@ ConvertHead = Annotated[
 ConvertAnyway = Annotated[
     bool, option(WHICH, "--convert-anyway", "Convert layers that become slower or larger, too.")
 ]
+KeepParametrized = Annotated[
+    bool,
+    option(
+        WHICH,
+        "--keep-parametrized",
+        "Leave layers that compute their weight (weight norm, spectral norm, pruning masks, "
+        "standardised weights); else the weight in effect is taken.",
+    ),
+]
 Unchecked = Annotated[
     bool,
     option(

@@ -96,6 +96,7 @@ def sweep(
     include: o.Include = None,
     exclude: o.Exclude = None,
     convert_anyway: o.ConvertAnyway = False,
+    keep_parametrized: o.KeepParametrized = False,
     output: Annotated[
         Path | None,
         o.option(
@@ -140,6 +141,7 @@ def sweep(
                 seed=seed,
                 method=method,
                 convert_anyway=convert_anyway,
+                keep_parametrized=keep_parametrized,
             ),
             calibrate=calibrate,
             examples=examples or EXAMPLES,
@@ -201,6 +203,7 @@ def inspect(
     exclude: o.Exclude = None,
     convert_head: o.ConvertHead = False,
     convert_anyway: o.ConvertAnyway = False,
+    keep_parametrized: o.KeepParametrized = False,
     settings: o.SettingsFile = None,
     json_only: o.Json = False,
     quiet: o.Quiet = False,
@@ -220,6 +223,7 @@ def inspect(
             exclude=exclude,
             convert_head=convert_head,
             convert_anyway=convert_anyway,
+            keep_parametrized=keep_parametrized,
         )
         check_model(model)
         from bp_convert import pipeline

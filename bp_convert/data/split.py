@@ -35,8 +35,8 @@ from bp_convert.data.share import (
     used_up,
 )
 from bp_convert.errors import DataError
+from bp_convert.fakes.inputs import bounded, infer_input, runs
 from bp_convert.graph.example import SampleInputs, specs_of_batch
-from bp_convert.graph.inputs import bounded, infer_input, runs
 from bp_convert.values.settings import Settings
 from bp_convert.values.tensors import TensorSpec
 from bp_convert.values.training import Training

@@ -27,8 +27,8 @@ def others_of(
         resizes: parameters whose shape changes.
     """
     after = _after(model, resizes)
-    counted = {id(p): site.name for site in sites for p in site.module.parameters()}
-    inside = {id(module) for site in sites for module in site.module.modules()}
+    counted = {id(p): site.name for site in sites for p in site.held.parameters()}
+    inside = {id(module) for site in sites for module in site.held.modules()}
     names: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(id(module), []).append(name)
@@ -62,7 +62,7 @@ def shared_by(
     seen: set[int] = set()
     found = {}
     for site in sites:
-        own = list(site.module.parameters())
+        own = list(site.held.parameters())
         found[site.name] = _sizes([p for p in own if id(p) in seen], after)
         seen.update(map(id, own))
     return found

@@ -7,24 +7,49 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 
 from torch import nn
-from torch.nn.utils import parametrize
 
 from bp_convert.errors import PlanError
 from bp_convert.graph.overlap import Holding, meetings
+from bp_convert.graph.standing import COMPUTING, Standing, disproved, outline, standing
 from bp_convert.kinds import Kind, kind_of
 from bp_convert.torch_private import hooks_of
 
 
 @dataclass(frozen=True)
 class Site:
-    """A module that some kind speaks for, with the names under which the model holds it."""
+    """A module that some kind speaks for, with the names under which the model holds it.
+
+    Attributes:
+        held: the module itself.
+    """
 
     name: str
     aliases: tuple[str, ...]
-    module: nn.Module
+    held: nn.Module
     kind: Kind
+
+    @cached_property
+    def standing(self) -> Standing:
+        """What stands for the module where it computes its weight."""
+        return standing(self.kind, self.held)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the module computes with the weight that it holds."""
+        return self.standing.layer is self.held
+
+    @property
+    def module(self) -> nn.Module:
+        """The plain layer that computes what the module computes; mostly that is itself."""
+        return self.standing.layer
+
+    @property
+    def outline(self) -> nn.Module:
+        """A plain layer of the same fields, perhaps without values."""
+        return outline(self.kind, self.held)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -61,7 +86,7 @@ def select(pattern: str, sites: Sequence[Site]) -> frozenset[str]:
     """
     hits = (
         _hits(sites, lambda name: name == pattern)
-        | {one.name for one in sites if pattern in (type(one.module).__name__, one.kind.name)}
+        | {one.name for one in sites if pattern in (type(one.held).__name__, one.kind.name)}
         or _hits(sites, lambda name: fnmatch.fnmatchcase(name, pattern.replace("[", "[[]")))
         or _hits(sites, _reading(pattern))
     )
@@ -100,8 +125,14 @@ def _reading(pattern: str) -> Callable[[str], object]:
         ) from None
 
 
-def structural_reasons(model: nn.Module, sites: Sequence[Site]) -> dict[str, str]:
-    """Return why sites must stay, as far as it follows from how the model holds them."""
+def structural_reasons(
+    model: nn.Module, sites: Sequence[Site], *, keep_parametrized: bool = False
+) -> dict[str, str]:
+    """Return why sites must stay, as far as it follows from how the model holds them.
+
+    Args:
+        keep_parametrized: layers whose weight is computed stay.
+    """
     reasons: dict[str, str] = {}
     met = meetings(model)
     parts_of_attention = {
@@ -111,28 +142,31 @@ def structural_reasons(model: nn.Module, sites: Sequence[Site]) -> dict[str, str
         for child in module.modules()
     }
     for site in sites:
-        module = site.module
+        module = site.held
         reason = _own_reason(module)
         if reason is None and id(module) in parts_of_attention:
             reason = "nn.MultiheadAttention reads its weight without calling it"
         if reason is None:
             reason = _tied(site, met)
+        if reason is None and keep_parametrized and (computed := site.standing.computed):
+            reason = f"its weight is computed ({computed}), and that is to be kept"
+        reason = reason or disproved(site.kind, module, site.standing) or None
         if reason is not None:
             reasons[site.name] = reason
     return reasons
 
 
 def _own_reason(module: nn.Module) -> str | None:
-    if parametrize.is_parametrized(module):
-        which = ", ".join(module.parametrizations)  # type: ignore[arg-type]
-        return f"its {which} is parametrised; remove the parametrisation first"
-    if hasattr(module, "weight_g") or hasattr(module, "weight_orig"):
-        return "its weight is recomputed by a hook (weight_norm, spectral_norm or pruning)"
-    if any(hooks_of(module)):
+    before, *others = hooks_of(module)
+    if any(others) or not all(isinstance(one, COMPUTING) for one in before.values()):
         return "it carries hooks of its own"
     if "forward" in module.__dict__:
         return "its forward is replaced on the instance"
-    extra = [name for name, child in module.named_children() if child is not None]
+    extra = [
+        name
+        for name, child in module.named_children()
+        if child is not None and child is not getattr(module, "parametrizations", None)
+    ]
     if extra:
         return f"it holds further modules ({', '.join(extra)})"
     dtypes = {p.dtype for p in module.parameters()}
@@ -144,8 +178,9 @@ def _own_reason(module: nn.Module) -> str | None:
 
 
 def _tied(site: Site, met: dict[int, list[tuple[str, Holding]]]) -> str | None:
-    for name, parameter in site.module.named_parameters(recurse=False):
-        others = [one for one in met.get(id(parameter), ()) if one[1].module is not site.module]
+    inside = set(map(id, site.held.modules()))
+    for name, parameter in site.held.named_parameters():
+        others = [one for one in met.get(id(parameter), ()) if id(one[1].module) not in inside]
         if others:
             how, other = others[0]
             return f"its {name} {how} {other.name}"

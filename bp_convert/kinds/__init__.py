@@ -58,8 +58,12 @@ __all__ = [
 
 
 def kind_of(module: nn.Module) -> Kind | None:
-    """Return the kind that speaks for ``module``, or None."""
-    return next((kind for kind in KINDS if kind.matches(module)), None)
+    """Return the kind that speaks for ``module``, or on whose type it is built though its forward
+    is its own, or None."""
+    found = next((kind for kind in KINDS if kind.matches(module)), None)
+    if found is not None or type(module).__module__.startswith("bp_convert."):
+        return found
+    return next((kind for kind in KINDS if isinstance(module, kind.dense)), None)
 
 
 def relative_of(module: nn.Module) -> Kind | None:

@@ -107,7 +107,7 @@ class _Planning:
         self.progress("running a copy of it", 1, self.STEPS)
         sample = sample_inputs(self.model, self.settings, self.examples, self.given)
         seen = self._observe(sample)
-        reasons = reasons_of(self.model, self.sites, self.requests, seen)
+        reasons = self._reasons(seen)
         # A target weighs the head's error like any other.
         if not (self.settings.convert_head or self.settings.target):
             free = [site for site in self.sites if site.name not in reasons]
@@ -136,13 +136,17 @@ class _Planning:
     def probe(self) -> tuple[list[Unit], list[tuple[Site, str]]]:
         """Return the candidates of every layer that can be converted, and why others cannot."""
         seen = self._observe(sample_inputs(self.model, self.settings, self.examples, self.given))
-        reasons = reasons_of(self.model, self.sites, self.requests, seen)
+        reasons = self._reasons(seen)
         free = [site for site in self.sites if site.name not in reasons]
         units = self.spending.units(self.spending.free_layers(free, self._floors(), seen))
         return units, [(one, reasons[one.name]) for one in self.sites if one.name in reasons]
 
     def _floors(self) -> dict[str, float]:
         return {name: request.floor for name, request in self.requests.items()}
+
+    def _reasons(self, seen: Observation | None) -> dict[str, str]:
+        keep = self.settings.keep_parametrized
+        return reasons_of(self.model, self.sites, self.requests, seen, keep_parametrized=keep)
 
     # What the model says
 
@@ -175,6 +179,7 @@ class _Planning:
             site.name: site.kind.name
             for site in self.sites
             if site.name not in reasons
+            and site.plain
             and prime_reason(site.kind.widths(site.module), self.requests[site.name].ask) is None
         }
         with warnings.catch_warnings():
@@ -207,6 +212,8 @@ class _Planning:
         if target is not None and target.reason and before[1] == after[1] and not reason:
             notes.append(f"keeps its width: {target.reason}")
         replaced = not reason
+        if replaced and site.standing.note:
+            notes.append(site.standing.note)
         macs = kind.macs(module, after, factors, shapes) // seen.examples if replaced else 0
         return LayerPlan(
             name=site.name,
@@ -220,7 +227,7 @@ class _Planning:
             factors=factors if replaced else {},
             init=request.init,
             params=(
-                sum(p.numel() for p in module.parameters()),
+                sum(p.numel() for p in site.held.parameters()),
                 kind.params(module, after, factors if replaced else None),
             ),
             macs=(seen.macs_of(site.names), macs),

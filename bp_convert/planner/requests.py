@@ -59,13 +59,16 @@ def reasons_of(
     sites: Sequence[Site],
     requests: dict[str, LayerRequest],
     seen: Observation | None,
+    *,
+    keep_parametrized: bool = False,
 ) -> dict[str, str]:
     """Return for each site that stays what it is the firmest reason, heads apart.
 
     Args:
         seen: a run of the model; None where it was not run.
+        keep_parametrized: layers whose weight is computed stay.
     """
-    reasons = structural_reasons(model, sites)
+    reasons = structural_reasons(model, sites, keep_parametrized=keep_parametrized)
     for site in sites:
         request = requests[site.name]
         never = seen is not None and not any(name in seen.shapes for name in site.names)

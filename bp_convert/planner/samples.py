@@ -6,8 +6,8 @@ from torch import nn
 
 from bp_convert.data import Examples
 from bp_convert.errors import DataError, TraceError
+from bp_convert.fakes.inputs import infer_input, runs, settle, try_on
 from bp_convert.graph.example import SampleInputs, specs_of_batch
-from bp_convert.graph.inputs import infer_input, runs, settle, try_on
 from bp_convert.values.settings import Settings
 
 GUESSED = "the model did not run on the input that was assumed; give --input"

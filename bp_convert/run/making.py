@@ -21,7 +21,10 @@ from bp_convert.values.settings import Settings
 from bp_convert.values.target import Target
 
 # What a low-rank counterpart is asked for as its conversion is.
-LAYERS = ("include", "exclude", "convert_head", "convert_anyway", "inputs", "seed")
+LAYERS = (
+    *("include", "exclude", "convert_head", "convert_anyway", "keep_parametrized"),
+    *("inputs", "seed"),
+)
 
 
 def planned(job: Job, model: nn.Module, examples: Examples | None, progress: Progress) -> Planned:

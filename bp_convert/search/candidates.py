@@ -163,4 +163,6 @@ class Candidates:
 
     @cached_property
     def _trials(self) -> Trials:
-        return Trials(clone(self.model, apart=True), self.batches)
+        sites = [one.site for one in self.layers]
+        plain = {site.held: site.module for site in sites if not site.plain}
+        return Trials(clone(self.model, plain, apart=True), self.batches)

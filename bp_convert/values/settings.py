@@ -78,6 +78,9 @@ class Settings(Value):
         convert_head: convert every layer that makes the model's output; without it those stay
             that hold little of the weights, or would lose more than others (without a target).
         convert_anyway: convert layers that the speed guard would keep.
+        keep_parametrized: leave layers as they are that compute their weight, such as by weight
+            norm, by a pruning mask or in a forward of their own; by default the weight that they
+            have in eval mode is factored and the computation dropped.
         inputs: example inputs; empty lets them be inferred.
         seed: of every random start.
     """
@@ -93,6 +96,7 @@ class Settings(Value):
     layers: tuple[LayerRule, ...] = ()
     convert_head: bool = False
     convert_anyway: bool = False
+    keep_parametrized: bool = False
     inputs: tuple[TensorSpec, ...] = ()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
@@ -133,4 +137,5 @@ class SettingsKeywords(TypedDict, total=False):
     layers: Sequence[LayerRule | Mapping[str, Any]]
     convert_head: bool
     convert_anyway: bool
+    keep_parametrized: bool
     seed: int

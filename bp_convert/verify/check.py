@@ -18,7 +18,7 @@ from bp_convert.values.report import Verification
 from bp_convert.verify.compare import Difference, change, difference
 from bp_convert.verify.fingerprint import Fingerprint, check_untouched
 from bp_convert.verify.gradients import check_gradients
-from bp_convert.verify.pair import Pair, differs, failed, in_dtype
+from bp_convert.verify.pair import Pair, differs, failed, in_dtype, stand_ins
 from bp_convert.verify.way import Way, masked
 
 BATCH = 2  # batch norm in train mode needs more than one
@@ -72,6 +72,7 @@ class _Verifying:
     def run(self) -> Verification:
         dtype, plain, was = self._original()
         pair = Pair(self.source, self.converted, self.plan, dtype)
+        self._dropped(pair, plain, was, dtype)
         now = self._same(pair, plain)
         found = change(was, now)
         self.notes += found.notes
@@ -108,6 +109,27 @@ class _Verifying:
                 problem = stopped
         assert problem is not None
         raise _not_run(problem) from problem
+
+    def _dropped(self, pair: Pair, way: Way, was: Any, dtype: torch.dtype | None) -> None:
+        """Check that plain layers in place of those that compute their weights change nothing.
+
+        Raises:
+            VerificationError: they do.
+        """
+        plain = stand_ins(self.source, self.plan)
+        if not plain:
+            return
+        now = way.call(in_dtype(clone(self.source, plain, apart=True), dtype))
+        found = difference(was, now)
+        if found.form or (found.size > pair.tolerance and not pair.is_sensitive(way, found.size)):
+            raise VerificationError(
+                where=f"{type(self.source).__name__} in {way.words}",
+                found="with its weights in effect held by plain layers "
+                + (found.form or f"{found.where} differs by {found.size:.2g}"),
+                allowed="the source's own output",
+                fix="keep the layers that compute their weights with --keep-parametrized, and "
+                "please report this model",
+            )
 
     def _masked(self, pair: Pair) -> None:
         """Run with the end of a sequence masked, where the model takes a mask and runs with it."""

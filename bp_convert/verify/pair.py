@@ -14,6 +14,7 @@ from bp_convert.errors import TraceError, VerificationError
 from bp_convert.graph.clone import all_weights, clone, plain_clone
 from bp_convert.graph.reshape import cast
 from bp_convert.graph.running import same_draws
+from bp_convert.graph.walk import walk
 from bp_convert.kinds import is_twin
 from bp_convert.torch_private import DropoutBase
 from bp_convert.values.plan import Plan
@@ -30,9 +31,10 @@ NUDGE = 8  # roundings by which weights are moved, to see whether a model blows 
 class Pair:
     """Copies of the conversion and of the same weights in plain layers, in one precision.
 
-    Where no width has changed the latter is a copy of the source itself, with its own layers,
-    hooks and caches, given the weights that the bilinear layers stand for. A widened model has no
-    such counterpart; its own bilinear layers are then exchanged for plain ones.
+    Where no width has changed the latter is a copy of the source itself, with its own layers, hooks
+    and caches, given the weights that the bilinear layers stand for; a layer that computes its
+    weight is a plain one there. A widened model has no such counterpart; its own bilinear layers
+    are then exchanged for plain ones.
 
     Attributes:
         twin: the conversion.
@@ -51,7 +53,7 @@ class Pair:
         self.plain = (
             plain_clone(self.twin, apart=True)
             if _widened(plan)
-            else in_dtype(clone(source, apart=True), dtype)
+            else in_dtype(clone(source, stand_ins(source, plan), apart=True), dtype)
         )
         self.dense: dict[str, Tensor] = {}
         self._take_over()
@@ -122,6 +124,13 @@ class Pair:
         finally:
             for one, share in kept:
                 one.p = share
+
+
+def stand_ins(source: nn.Module, plan: Plan) -> dict[nn.Module, nn.Module]:
+    """Return the plain layers of those replaced ones that compute their weights, by the latter."""
+    replaced = {layer.name for layer in plan.converted}
+    sites = [one for one in walk(source) if one.name in replaced]
+    return {one.held: one.module for one in sites if not one.plain}
 
 
 def in_dtype(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import sympy
 from torch import nn
 
-from bp_convert.graph.fake import call
-from bp_convert.graph.fake_run import ForwardError, Shapes, failure
+from bp_convert.fakes.fake import call
+from bp_convert.fakes.fake_run import ForwardError, Shapes, failure
 from bp_convert.graph.running import Args, Kwargs, nothing_cached
 from bp_convert.graph.tree import named_tensors
 from bp_convert.kinds import Kind

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bp_convert.graph.fake_run import first_tensor
+from bp_convert.fakes.fake_run import first_tensor
 from bp_convert.graph.reshape import held, owner_of, reshaped
 from bp_convert.graph.running import Args, Kwargs, evaluating, quiet_forward, same_draws
 from bp_convert.graph.tree import tensors_in

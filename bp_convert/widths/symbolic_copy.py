@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from bp_convert.fakes.fake import stub
+from bp_convert.fakes.fake_run import watch
+from bp_convert.fakes.origin import Origin
 from bp_convert.graph.clone import all_tensors, clone
-from bp_convert.graph.fake import stub
-from bp_convert.graph.fake_run import watch
-from bp_convert.graph.origin import Origin
 from bp_convert.graph.reshape import held, owner_of
+from bp_convert.graph.standing import computed_by, standing
+from bp_convert.kinds import kind_of
 from bp_convert.kinds.shapes import Attr, Dim, Form, Size, Sizes
 from bp_convert.torch_private import buffers_of, parameters_of
 from bp_convert.widths.symbolic_mode import SymbolicMode
@@ -211,8 +213,11 @@ def _untouchable(module: nn.Module) -> str | None:
         return "it is scripted"
     if parametrize.is_parametrized(module):
         return "its weight is parametrised"
-    if hasattr(module, "weight_g") or hasattr(module, "weight_orig"):
+    if computed_by(module):
         return "its weight is recomputed by a hook"
+    kind = kind_of(module)
+    if kind is not None and standing(kind, module).computed:
+        return "its weight is computed by its forward"
     return None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bp_convert.graph.fake import FakeMode
+from bp_convert.fakes.fake import FakeMode
 from bp_convert.widths.symbols import SizeEnv
 
 _ATEN = torch.ops.aten

@@ -12,7 +12,7 @@ import sympy
 import torch
 from sympy.logic.boolalg import BooleanAtom
 
-from bp_convert.graph.origin import Origin, origin_of
+from bp_convert.fakes.origin import Origin, origin_of
 from bp_convert.kinds.shapes import Dim
 from bp_convert.torch_private import ShapeEnv, SymNode, expr_in, new_symbol
 

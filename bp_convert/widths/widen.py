@@ -16,7 +16,7 @@ import sympy
 from torch import nn
 
 from bp_convert.errors import PlanError
-from bp_convert.graph.fake_run import FakeRun, ForwardError, Shapes
+from bp_convert.fakes.fake_run import FakeRun, ForwardError, Shapes
 from bp_convert.graph.running import Args, Kwargs
 from bp_convert.graph.walk import walk
 from bp_convert.widths.analysis import Analysis

@@ -7,7 +7,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from bp_convert.graph.inputs import infer_input
+from bp_convert.fakes.inputs import infer_input
 from tests.tiny_models import TINY
 
 

@@ -125,14 +125,14 @@ def _spec(tensor: Tensor, name: str | None = None) -> TensorSpec:
 def test_a_class_built_on_a_known_one_says_why_it_stays() -> None:
     class Mine(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) + 1
+            return super().forward(x) ** 2
 
     class Norm(nn.LayerNorm):
         pass
 
     plan = bp_convert.plan(nn.Sequential(Mine(4, 4), Norm(4)), inputs=["4"])
-    assert [one.reason for one in plan.others] == [
-        "Mine (an nn.Linear) has a forward of its own",
+    assert [one.reason for one in (*plan.layers, *plan.others)] == [
+        "Mine does not compute what nn.Linear computes (probed)",
         "no kind for Norm (an nn.LayerNorm): only vectors, nothing to factor",
     ]
 

@@ -211,7 +211,7 @@ def test_the_other_device_refuses_what_cuda_refuses() -> None:
 @pytest.mark.parametrize("by_data", [False, True], ids=["weights", "data"])
 def test_a_conversion_end_to_end(by_data: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # The device is played by a subclass of Tensor, for which alone layers would be kept.
-    monkeypatch.setattr(requests, "structural_reasons", lambda *_: {})
+    monkeypatch.setattr(requests, "structural_reasons", lambda *_, **__: {})
     model = _model(THERE)
     asked: dict[str, Any] = {"calibrate": examples(_tokens())} if by_data else {}
     with Abroad():

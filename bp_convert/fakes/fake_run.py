@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from bp_convert.errors import PlanError
+from bp_convert.fakes.fake import FakeMode, call, stub
+from bp_convert.fakes.origin import origin_of
 from bp_convert.graph.clone import all_tensors, clone
-from bp_convert.graph.fake import FakeMode, call, stub
-from bp_convert.graph.origin import origin_of
 from bp_convert.graph.reshape import held, owner_of
 from bp_convert.graph.running import Args, Kwargs, nothing_cached
 from bp_convert.graph.tree import named_tensors

@@ -18,7 +18,7 @@ _CALL = f"{_LAYERS}module.py"
 _PASSED_OVER = (
     _TORCH,
     f"{Path(sympy.__file__).parent}{os.sep}",
-    *(f"{Path(__file__).parents[1] / room}{os.sep}" for room in ("graph", "widths")),
+    *(f"{Path(__file__).parents[1] / room}{os.sep}" for room in ("graph", "fakes", "widths")),
     "<",
 )
 

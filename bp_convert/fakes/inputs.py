@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from bp_convert.errors import BpConvertError, PlanError, TraceError
+from bp_convert.fakes.fake_run import FakeRun, ForwardError
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import SampleInputs, tables
-from bp_convert.graph.fake_run import FakeRun, ForwardError
 from bp_convert.graph.running import Args, Kwargs, inference, run
 from bp_convert.graph.tree import tensors_in
 from bp_convert.kinds import relative_of

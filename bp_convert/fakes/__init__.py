@@ -1,0 +1,1 @@
+"""A forward run by shape alone, and the inputs that are found that way."""
