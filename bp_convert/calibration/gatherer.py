@@ -16,7 +16,7 @@ from bp_convert.calibration.moments import Moment, rows_wanted
 from bp_convert.calibration.tap import Batch, Batches, Tap, token_mask
 from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site
-from bp_convert.kinds import Spread, has_bias
+from bp_convert.kinds import Spread
 from bp_convert.kinds.pick import Pick
 from bp_convert.torch_private import BatchNormBase
 from bp_convert.values.progress import Progress, unheard
@@ -101,8 +101,7 @@ class Gatherer:
         self, sites: Sequence[Site], order: Order, examples: int, *, cross: bool = False
     ) -> None:
         self.sites = sites
-        # Their mean error is taken up, by their bias or a batch norm behind
-        self.centred = {s.name for s in sites if s.name in order.normed or has_bias(s.module)}
+        self.normed = order.normed
         self.examples = max(1, examples)
         self.cross = cross
         self.found: Moments = {}
@@ -167,7 +166,8 @@ class Gatherer:
                     self.columns[site.name][role],
                     choices.kernel,
                     lookup=site.kind.lookup,
-                    centred=site.name in self.centred,
+                    # whether its mean error is taken up, by a bias or a batch norm behind
+                    centred=site.name in self.normed or site.kind.centred(site.module, role),
                     cross=self.cross,
                     name=site.name,
                 )

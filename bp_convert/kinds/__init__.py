@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeGuard
 
 from torch import nn
 
+from bp_convert.kinds.cell_kind import GRUCellKind, LSTMCellKind, RNNCellKind
 from bp_convert.kinds.choices import Ask, Choices, Factors, Widths, prime_reason, whole
 from bp_convert.kinds.conv_kind import Conv1dKind, Conv2dKind, Conv3dKind
 from bp_convert.kinds.conv_transpose_kind import (
@@ -18,7 +19,7 @@ from bp_convert.kinds.conv_transpose_kind import (
 from bp_convert.kinds.embedding_kind import EmbeddingKind
 from bp_convert.kinds.kind import Kind, has_bias
 from bp_convert.kinds.linear_kind import LinearKind
-from bp_convert.kinds.lstm_kind import LSTMKind
+from bp_convert.kinds.recurrent_kind import GRUKind, LSTMKind, RNNKind
 from bp_convert.kinds.speed import predict
 from bp_convert.kinds.spread import Spread
 from bp_convert.kinds.turned_kind import TurnedKind
@@ -34,6 +35,11 @@ KINDS: list[Kind] = [
     ConvTranspose1dKind(),
     ConvTranspose2dKind(),
     ConvTranspose3dKind(),
+    GRUKind(),
+    RNNKind(),
+    LSTMCellKind(),
+    GRUCellKind(),
+    RNNCellKind(),
 ]
 
 __all__ = [
@@ -44,6 +50,7 @@ __all__ = [
     "Kind",
     "Spread",
     "Widths",
+    "given_to",
     "has_bias",
     "is_twin",
     "kind_of",
@@ -94,6 +101,13 @@ def uncounted(module: nn.Module) -> bool:
         kind.uncounted and isinstance(module, (kind.dense, *kind.alike, kind.twin))
         for kind in KINDS
     )
+
+
+def given_to(module: nn.Module) -> Callable[..., Any]:
+    """Return what picks from a call's arguments, of a layer or its twin, what its kind looks at."""
+    types = ((one, (one.dense, *one.alike, one.twin)) for one in KINDS)
+    found = next((one for one, own in types if isinstance(module, own)), Kind())
+    return found.given
 
 
 @contextmanager

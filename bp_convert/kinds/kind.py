@@ -61,6 +61,9 @@ class Kind:
     uncounted: ClassVar[bool] = False
     # True where its twin takes factors, and is fitted to tensors, by role; not those of one weight.
     several: ClassVar[bool] = False
+    # True where what it costs is a sum over its roles: ``macs`` and ``operations`` take some of
+    # the factors, too, and tell of their roles.
+    additive: ClassVar[bool] = False
     # True where two such layers that read the same tensor multiply the same rows.
     same_rows: ClassVar[bool] = False
     # The kind whose prices hold for this one, where it has none of its own.
@@ -209,11 +212,15 @@ class Kind:
             FactorError: factors that do not fit the widths.
         """
         names = self.twin.FIELDS
-        fields = {**fields_of(module, names), **dict(zip(names, widths, strict=False))}
+        fields = {**fields_of(module, names), **self.sizes(module, widths)}
         dtype = next(module.parameters()).dtype
         given = factors if self.several else factors["weight"]
         twin: nn.Module = self.twin(**fields, factors=given, device=device, dtype=dtype)
         return twin
+
+    def sizes(self, module: Any, widths: Widths) -> dict[str, Any]:
+        """Return the constructor fields that the widths set."""
+        return dict(zip(self.twin.FIELDS, widths, strict=False))
 
     def spread(self, module: Any, spread: Spread) -> dict[str, Tensor]:
         """Return the dense layer's tensors, by name, at the widened sizes."""
@@ -284,6 +291,14 @@ class Kind:
     def add(self, module: Any, role: str, changes: Sequence[Tensor]) -> None:
         """Add to the dense matrices of a role, (K, D) each, in the order of ``matrices``."""
         module.weight.add_(changes[0].reshape(module.weight.shape).to(module.weight))
+
+    def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what ``rows`` and ``weights`` want to know of a call's arguments."""
+        return args[0] if args else next(iter(kwargs.values()), None)
+
+    def centred(self, module: Any, role: str) -> bool:
+        """Return whether a bias takes up the mean error of a role's outputs."""
+        return has_bias(module)
 
     def rows(self, module: Any, x: Any, pick: Pick) -> dict[str, list[Tensor]]:
         """Return what each role's matrices multiply in a call on ``x``: rows (n, D), or indices

@@ -11,10 +11,14 @@ from bp_convert.layers.conv_transpose import (
 from bp_convert.layers.embedding import BPEmbedding
 from bp_convert.layers.linear import BPLinear
 from bp_convert.layers.lstm import BPLSTM
+from bp_convert.layers.recurrent_cells import BPGRUCell, BPLSTMCell, BPRNNCell
+from bp_convert.layers.rnn import BPGRU, BPRNN
 from bp_convert.layers.turned import BPConv1D
 
 __all__ = [
+    "BPGRU",
     "BPLSTM",
+    "BPRNN",
     "BPConv1D",
     "BPConv1d",
     "BPConv2d",
@@ -23,5 +27,8 @@ __all__ = [
     "BPConvTranspose2d",
     "BPConvTranspose3d",
     "BPEmbedding",
+    "BPGRUCell",
+    "BPLSTMCell",
     "BPLinear",
+    "BPRNNCell",
 ]

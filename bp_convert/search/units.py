@@ -146,9 +146,9 @@ class Unit:
         return found
 
     def _counted(self, spec: FactorSpec) -> list[float]:
-        """Return the costs but the parameters. A role among others runs on its factors, or on the
-        weight built once."""
-        if self.alone:
+        """Return the costs but the parameters. A role among others counts for itself where costs
+        add up, else it runs on its factors, or on the weight built once."""
+        if self.alone or self.layer.site.kind.additive:
             factors = {self.role: spec}
             times = (converted for _, converted in self.layer.times(factors))
             return [float(self.layer.macs(factors)), *times]

@@ -13,7 +13,6 @@ from typing import Any
 from torch import nn
 
 from bp_convert.kinds import relative_of
-from bp_convert.kinds.recurrent import cell_form
 from bp_convert.kinds.shapes import Dim, Form, Sizes
 from bp_convert.kinds.turned_kind import turned_form
 from bp_convert.torch_private import BatchNormBase, buffers_of, has_one_width, parameters_of
@@ -134,6 +133,5 @@ _FORMS: tuple[tuple[type[nn.Module] | tuple[type[nn.Module], ...], Any], ...] = 
     ((nn.LayerNorm, nn.RMSNorm), _layer_norm),
     (nn.GroupNorm, _channel_norm(1, nn.GroupNorm, "num_channels", ("weight", "bias"))),
     (nn.PReLU, _prelu),
-    (nn.RNNCellBase, cell_form),
     (nn.MultiheadAttention, _attention),
 )

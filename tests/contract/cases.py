@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from bp_convert.kinds import KINDS, Kind
+from bp_convert.layers.recurrent_cells import BilinearCell
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,6 @@ CASES = (
         "LSTM",
         lambda: nn.LSTM(12, 16, 2, bidirectional=True, batch_first=True),
         _floats(3, 5, 12),
-        lambda: nn.LSTM(12, 16, proj_size=4),
-        "proj_size",
     ),
     Case("Conv1D", lambda: Conv1D(36, 24), _floats(5, 24)),
     Case(
@@ -86,9 +86,14 @@ CASES = (
         lambda: nn.ConvTranspose3d(6, 8, (2, 3, 1), dilation=(1, 2, 1)),
         _floats(2, 6, 3, 4, 2),
     ),
+    Case("GRU", lambda: nn.GRU(12, 8, 2, bidirectional=True), _floats(5, 3, 12)),
+    Case("RNN", lambda: nn.RNN(12, 8, 2, "relu", batch_first=True), _floats(3, 5, 12)),
+    Case("LSTMCell", lambda: nn.LSTMCell(12, 16), _floats(3, 12)),
+    Case("GRUCell", lambda: nn.GRUCell(12, 8), _floats(3, 12)),
+    Case("RNNCell", lambda: nn.RNNCell(12, 8), _floats(3, 12)),
 )
 
-# The same kinds otherwise: groups hold factors of their own.
+# The same kinds otherwise: groups hold factors of their own, a projection has some as well.
 VARIANTS = (
     Case("Conv1d", lambda: nn.Conv1d(12, 18, 4, 2, 1, groups=3), _floats(2, 12, 11), note="groups"),
     Case(
@@ -104,6 +109,12 @@ VARIANTS = (
         _floats(2, 12, 4, 3),
         note="groups",
     ),
+    Case(
+        "LSTM",
+        lambda: nn.LSTM(12, 16, bidirectional=True, proj_size=6),
+        _floats(5, 3, 12),
+        note="projected",
+    ),
 )
 
 
@@ -113,6 +124,12 @@ def kind(case: Case) -> Kind:
 
 
 def output(layer: nn.Module, x: Tensor) -> Tensor:
-    """Return a layer's main output."""
+    """Return a layer's main output; of a cell, that of a second step."""
     y = layer(x)
-    return y[0] if isinstance(y, tuple) else y
+    return main(layer(x, y) if isinstance(layer, nn.RNNCellBase | BilinearCell) else y)
+
+
+def main(y: Any) -> Tensor:
+    """Return the main one of what a layer puts out."""
+    found: Tensor = y[0] if isinstance(y, tuple) else y
+    return found
