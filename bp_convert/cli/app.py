@@ -90,8 +90,8 @@ def convert(
 ) -> None:
     """Turn a trained PyTorch model into one whose layers are bilinear projections.
 
-    Every Linear, Conv, Embedding and LSTM weight becomes a sum of Kronecker products of two
-    small matrices, and the result is used like the original.
+    Every weight of Linear, Conv, Embedding and recurrent layers becomes a sum of Kronecker
+    products of two small matrices, and the result is used like the original.
     """
     timed = measure or batch is not None
     asks = {

@@ -197,8 +197,8 @@ Alpha = Annotated[
     option(
         SIZE,
         "--alpha --widen A",
-        "Widen what layers put out: Linear, Embedding and LSTM by alpha, convolutions by alpha "
-        "squared. (Not the alpha of LoRA, which is a scale.) Default: 1.",
+        "Widen what layers put out: convolutions by alpha squared, all others by alpha. "
+        "(Not the alpha of LoRA, which is a scale.) Default: 1.",
         callback=alpha_of,
     ),
 ]

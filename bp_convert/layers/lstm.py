@@ -32,6 +32,6 @@ class BPLSTM(RecurrentStack):
         FactorError: fields that cannot be, or pairs that do not fit.
     """
 
-    FIELDS: ClassVar = (*RecurrentStack.FIELDS, "proj_size")
+    FIELDS: ClassVar[tuple[str, ...]] = (*RecurrentStack.FIELDS, "proj_size")
     DENSE: ClassVar = nn.LSTM
     mode: Any = "LSTM"

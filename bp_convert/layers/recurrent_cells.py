@@ -26,7 +26,7 @@ class BilinearCell(RecurrentFactors):
         rank: number of terms R where ``factors`` is not given; cut to full rank.
     """
 
-    FIELDS: ClassVar = ("input_size", "hidden_size", "bias")
+    FIELDS: ClassVar[tuple[str, ...]] = ("input_size", "hidden_size", "bias")
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class BPRNNCell(BilinearCell):
         w1_hh (1, R, h1, h1'), w2_hh (1, R, h2', h2), bias_gates (H).
     """
 
-    FIELDS: ClassVar = (*BilinearCell.FIELDS, "nonlinearity")
+    FIELDS: ClassVar[tuple[str, ...]] = (*BilinearCell.FIELDS, "nonlinearity")
     DENSE: ClassVar = nn.RNNCell
     nonlinearity: str = "tanh"
 

@@ -32,7 +32,7 @@ class RecurrentStack(RecurrentFactors):
     devices it is always the latter.
     """
 
-    FIELDS: ClassVar = (
+    FIELDS: ClassVar[tuple[str, ...]] = (
         *("input_size", "hidden_size", "num_layers", "bias", "batch_first"),
         *("dropout", "bidirectional"),
     )

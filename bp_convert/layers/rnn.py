@@ -58,7 +58,7 @@ class BPRNN(RecurrentStack):
         FactorError: fields that cannot be, or pairs that do not fit.
     """
 
-    FIELDS: ClassVar = (*RecurrentStack.FIELDS, "nonlinearity")
+    FIELDS: ClassVar[tuple[str, ...]] = (*RecurrentStack.FIELDS, "nonlinearity")
     DENSE: ClassVar = nn.RNN
     nonlinearity: str = "tanh"
 
