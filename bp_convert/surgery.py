@@ -248,7 +248,7 @@ class _Surgery:
             why = self.maps.unknown.get(layer.name, "its channel map is not known")
             result.random[layer.name] = why
         else:
-            result.errors[layer.name] = _fill(layer, site, twin, spread)
+            result.errors[layer.name] = fill(layer, site, twin, spread)
         return twin
 
     def _spread(self, layer: LayerPlan) -> Spread | None:
@@ -309,8 +309,8 @@ def too_large(site: Site, layer: LayerPlan) -> str | None:
     return f"its widened weight of {size / 1e9:.1f} billion numbers is too large to be built"
 
 
-def _fill(layer: LayerPlan, site: Site, twin: nn.Module, spread: Spread) -> float:
-    """Fit the twin; an error names the layer."""
+def fill(layer: LayerPlan, site: Site, twin: nn.Module, spread: Spread) -> float:
+    """Fit the twin and return the relative error; what goes wrong names the layer."""
     if site.standing.trouble:
         raise PlanError(
             where=f"{layer.name} ({layer.kind})",

@@ -49,6 +49,7 @@ FLOORS = (
     "render",
     "reporting",
     "pipeline",
+    "large",
     "run",
     "studies",
     "batch",

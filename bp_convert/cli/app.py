@@ -72,6 +72,7 @@ def convert(
     convert_anyway: o.ConvertAnyway = False,
     keep_parametrized: o.KeepParametrized = False,
     unchecked: o.Unchecked = False,
+    layerwise: o.Layerwise = None,
     settings: o.SettingsFile = None,
     output: o.Output = None,
     force: o.Force = False,
@@ -113,6 +114,7 @@ def convert(
         o.check_dry_run(ctx, evaluate=evaluate, finetune=finetune, timed=timed)
     with errors_shown() as trail:
         from bp_convert.cli.reading import settings_from, training_for
+        from bp_convert.run.streamed import default_output
         from bp_convert.run.written import check_model
 
         training, outputs = training_for(finetune, calibrate)
@@ -135,11 +137,12 @@ def convert(
             dtype=dtype,
             measure=tuple(batch or BATCHES) if timed else (),
             unchecked=unchecked,
+            layerwise=layerwise,
         )
         check_model(model)
         outputs = replace(
             outputs,
-            model=None if dry_run else output or Path(f"{model.stem}-bp.pt"),
+            model=None if dry_run else output or default_output(job),
             plan=plan_out,
             reports=tuple(report or ()),
             force=force,

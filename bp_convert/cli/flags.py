@@ -264,6 +264,15 @@ Unchecked = Annotated[
         "Write the result also where no input is known on which it could be checked.",
     ),
 ]
+Layerwise = Annotated[
+    bool | None,
+    option(
+        WHICH,
+        "--layerwise/--in-memory",
+        "Convert a transformers folder layer by layer, from disk to disk, in bounded memory; "
+        "killed, it goes on when run again. Default: where it is large for the free memory.",
+    ),
+]
 SettingsFile = Annotated[
     Path | None,
     option(
