@@ -224,20 +224,21 @@ class _Run:
     def _twin(self, layer: LayerPlan, at: int) -> tuple[nn.Module, float | None]:
         """Read a layer, and return its bilinear twin and the error of the fit."""
         site = self.sites[layer.name]
-        dense = copy.deepcopy(site.module)  # on the meta device
+        dense = copy.deepcopy(site.held)  # on the meta device
         given = {}
         for key in dense.state_dict():
             names = (f"{one}.{key}" for one in site.names)
             known = next(name for name in names if name in self.skeleton.names)
             given[key] = self.skeleton.checkpoint.tensor(self.skeleton.names[known])
         dense.load_state_dict(given, assign=True)
+        there = replace(site, held=dense)
         with same_draws(self.plan.settings.seed + at):  # whatever was written before it
-            twin = site.kind.build(dense, layer.after, dict(layer.factors), "cpu")
-            site.kind.carry(dense, twin)
+            twin = site.kind.build(there.outline, layer.after, dict(layer.factors), "cpu")
+            site.kind.carry(there.outline, twin)
             if layer.init == "random":
                 self.done.random[layer.name] = "as asked"
                 return twin, None
-            return twin, fill(layer, replace(site, module=dense), twin, Spread())
+            return twin, fill(layer, there, twin, Spread())
 
     # What lies beside the weights
 
