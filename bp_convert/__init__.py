@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # The public names, here and nowhere else: what runs reads th
     from bp_convert.layers import BPConvTranspose2d as BPConvTranspose2d
     from bp_convert.layers import BPConvTranspose3d as BPConvTranspose3d
     from bp_convert.layers import BPEmbedding as BPEmbedding
+    from bp_convert.layers import BPEmbeddingBag as BPEmbeddingBag
     from bp_convert.layers import BPGRUCell as BPGRUCell
     from bp_convert.layers import BPLinear as BPLinear
     from bp_convert.layers import BPLSTMCell as BPLSTMCell

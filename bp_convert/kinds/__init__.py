@@ -16,6 +16,7 @@ from bp_convert.kinds.conv_transpose_kind import (
     ConvTranspose2dKind,
     ConvTranspose3dKind,
 )
+from bp_convert.kinds.embedding_bag_kind import EmbeddingBagKind
 from bp_convert.kinds.embedding_kind import EmbeddingKind
 from bp_convert.kinds.kind import Kind, has_bias
 from bp_convert.kinds.linear_kind import LinearKind
@@ -40,6 +41,7 @@ KINDS: list[Kind] = [
     LSTMCellKind(),
     GRUCellKind(),
     RNNCellKind(),
+    EmbeddingBagKind(),
 ]
 
 __all__ = [

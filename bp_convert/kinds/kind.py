@@ -130,6 +130,10 @@ class Kind:
         """Return the input shape of a call for a batch, given that for one example."""
         return (shape[0] * batch, *shape[1:]) if shape else shape
 
+    def call_shape(self, module: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Shape | None:
+        """Return the shape of a call that the counts below take; None for its first tensor's."""
+        return None
+
     def empty_output(self, module: Any, x: Tensor) -> Tensor | None:
         """Return an empty tensor of the shape that a call on ``x`` gives, where that is easily
         told."""

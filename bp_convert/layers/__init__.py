@@ -9,6 +9,7 @@ from bp_convert.layers.conv_transpose import (
     BPConvTranspose3d,
 )
 from bp_convert.layers.embedding import BPEmbedding
+from bp_convert.layers.embedding_bag import BPEmbeddingBag
 from bp_convert.layers.linear import BPLinear
 from bp_convert.layers.lstm import BPLSTM
 from bp_convert.layers.recurrent_cells import BPGRUCell, BPLSTMCell, BPRNNCell
@@ -27,6 +28,7 @@ __all__ = [
     "BPConvTranspose2d",
     "BPConvTranspose3d",
     "BPEmbedding",
+    "BPEmbeddingBag",
     "BPGRUCell",
     "BPLSTMCell",
     "BPLinear",

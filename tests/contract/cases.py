@@ -91,6 +91,13 @@ CASES = (
     Case("LSTMCell", lambda: nn.LSTMCell(12, 16), _floats(3, 12)),
     Case("GRUCell", lambda: nn.GRUCell(12, 8), _floats(3, 12)),
     Case("RNNCell", lambda: nn.RNNCell(12, 8), _floats(3, 12)),
+    Case(
+        "EmbeddingBag",
+        lambda: nn.EmbeddingBag(30, 24, mode="sum", padding_idx=3),
+        lambda _: torch.arange(30).view(5, 6),
+        lambda: nn.EmbeddingBag(30, 24, scale_grad_by_freq=True),
+        "scale_grad_by_freq",
+    ),
 )
 
 # The same kinds otherwise: groups hold factors of their own, a projection has some as well.
@@ -114,6 +121,18 @@ VARIANTS = (
         lambda: nn.LSTM(12, 16, bidirectional=True, proj_size=6),
         _floats(5, 3, 12),
         note="projected",
+    ),
+    Case(
+        "EmbeddingBag",
+        lambda: nn.EmbeddingBag(30, 24, mode="mean", padding_idx=3),
+        lambda _: torch.arange(30).view(5, 6),
+        note="mean",
+    ),
+    Case(
+        "EmbeddingBag",
+        lambda: nn.EmbeddingBag(30, 24, mode="max"),
+        lambda _: torch.arange(30).view(15, 2),
+        note="max",
     ),
 )
 

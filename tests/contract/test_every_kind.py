@@ -103,7 +103,7 @@ def test_a_widened_twin_preserves_the_function(case: Case) -> None:
     one = kind(case)
     dense = case.make().double()
     inputs, outputs = one.widths(dense)
-    words = case.kind == "Embedding"
+    words = one.lookup
     wide = (inputs if words else 2 * inputs, 3 * outputs)
     spread = Spread(
         None if words else interleave(inputs, 2 * inputs), interleave(outputs, 3 * outputs)
