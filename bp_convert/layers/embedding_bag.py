@@ -124,12 +124,12 @@ class BPEmbeddingBag(BPEmbedding):
         self, input: Tensor, offsets: Tensor | None, weights: Tensor | None
     ) -> Tensor:
         """Run where one factor is shared by all rows: a bag of the other one is summed first."""
-        (v1, v2), (e1, e2) = self.factors.inp, self.factors.out
-        if v2 == e1 == 1:  # low rank: two calls, since on few bags each counts
-            table = self.w1.squeeze(2)  # (V, R)
+        (v1, _), (e1, e2) = self.factors.inp, self.factors.out
+        moves, size, still = (self.w1, e1, self.w2) if v1 > 1 else (self.w2, e2, self.w1)
+        if size == 1:  # low rank: two calls, since on few bags each counts
+            table = moves.squeeze(2)  # (V, R)
             bags = self._bags(table, self._within(input), offsets, weights, every=True)
-            return bags @ self.w2.squeeze(0)  # (B, R) (R, E)
-        moves, size = (self.w1, e1) if v1 > 1 else (self.w2, e2)
+            return bags @ still.squeeze(0)  # (B, R) (R, E)
         bags = self._bags(moves.flatten(1), self._within(input), offsets, weights, every=True)
         bags = bags.view(bags.shape[0], self.factors.rank, size)  # (B, R, e)
         return sum_of_products(bags, self.w2) if v1 > 1 else sum_of_products(self.w1, bags)
@@ -205,7 +205,8 @@ class BPEmbeddingBag(BPEmbedding):
         """Return the multiply-adds of bags (B, L); what is only summed is not counted."""
         total = 0
         for shape in shapes:
-            if mode != "max" and (spec.inp[1], spec.out[0]) == (1, 1):
+            size = spec.out[0] if spec.inp[0] > 1 else spec.out[1]
+            if mode != "max" and 1 in spec.inp and size == 1:
                 total += shape[0] * spec.rank
             elif mode != "max" and 1 in spec.inp:
                 total += shape[0] * (spec.rank if spec.rank > 1 else 0)

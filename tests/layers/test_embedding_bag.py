@@ -20,6 +20,7 @@ ROWS, COLUMNS = 12, 6
 PAIRS: list[tuple[Any, Any]] = [
     ((12, 1), (1, 6)),  # low rank
     ((1, 12), (2, 3)),
+    ((1, 12), (6, 1)),  # low rank, too
     ((3, 4), (2, 3)),
     ((4, 4), (3, 2)),  # with spare rows
     ((16, 1), (1, 6)),
