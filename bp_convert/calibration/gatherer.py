@@ -101,7 +101,10 @@ class Gatherer:
         self, sites: Sequence[Site], order: Order, examples: int, *, cross: bool = False
     ) -> None:
         self.sites = sites
-        self.normed = order.normed
+        # Their mean error is taken up, by their bias or a batch norm behind
+        self.centred = {
+            s.name for s in sites if s.name in order.normed or s.kind.has_bias(s.module)
+        }
         self.examples = max(1, examples)
         self.cross = cross
         self.found: Moments = {}
@@ -166,8 +169,7 @@ class Gatherer:
                     self.columns[site.name][role],
                     choices.kernel,
                     lookup=site.kind.lookup,
-                    # whether its mean error is taken up, by a bias or a batch norm behind
-                    centred=site.name in self.normed or site.kind.centred(site.module, role),
+                    centred=site.name in self.centred,
                     cross=self.cross,
                     name=site.name,
                 )
