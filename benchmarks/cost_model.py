@@ -78,6 +78,12 @@ def cases() -> list[tuple[nn.Module, tuple[int, ...]]]:
         found.append((nn.Conv3d(inputs, outputs, 3, 1, 1), (1, inputs, 8, 16, 16)))
     for (rows, columns), tokens in product(((1000, 64), (30522, 384), (8256, 256)), (8, 128)):
         found.append((nn.Embedding(rows, columns), (1, tokens)))
+    tables, bags = (
+        ((1000, 16), (10_000, 64), (100_000, 128)),
+        ((1, 5), (1, 40), (128, 20), (512, 5)),
+    )
+    for (rows, columns), shape in product(tables, bags):
+        found.append((nn.EmbeddingBag(rows, columns, mode="sum"), shape))
     for (inputs, hidden), steps in product(((32, 64), (40, 256), (128, 512), (256, 1000)), (8, 40)):
         found.append((nn.LSTM(inputs, hidden, batch_first=True), (1, steps, inputs)))
     for (inputs, hidden), batch in product(((32, 64), (256, 256), (128, 512)), (8, 32)):

@@ -22,7 +22,9 @@ if TYPE_CHECKING:  # The public names, here and nowhere else: what runs reads th
     from bp_convert.errors import TrainingError as TrainingError
     from bp_convert.errors import VerificationError as VerificationError
     from bp_convert.evaluation import Scorer as Scorer
+    from bp_convert.layers import BPGRU as BPGRU
     from bp_convert.layers import BPLSTM as BPLSTM
+    from bp_convert.layers import BPRNN as BPRNN
     from bp_convert.layers import BPConv1D as BPConv1D
     from bp_convert.layers import BPConv1d as BPConv1d
     from bp_convert.layers import BPConv2d as BPConv2d
@@ -31,7 +33,11 @@ if TYPE_CHECKING:  # The public names, here and nowhere else: what runs reads th
     from bp_convert.layers import BPConvTranspose2d as BPConvTranspose2d
     from bp_convert.layers import BPConvTranspose3d as BPConvTranspose3d
     from bp_convert.layers import BPEmbedding as BPEmbedding
+    from bp_convert.layers import BPEmbeddingBag as BPEmbeddingBag
+    from bp_convert.layers import BPGRUCell as BPGRUCell
     from bp_convert.layers import BPLinear as BPLinear
+    from bp_convert.layers import BPLSTMCell as BPLSTMCell
+    from bp_convert.layers import BPRNNCell as BPRNNCell
     from bp_convert.pipeline import apply as apply
     from bp_convert.pipeline import convert as convert
     from bp_convert.pipeline import inspect as inspect

@@ -178,7 +178,7 @@ class Packed(nn.Module):
 
 
 class Projected(nn.Module):
-    """A GRU and a cell are re-dimensioned, not chosen: their input grows."""
+    """A GRU, and a cell that makes its last state one more step."""
 
     def __init__(self) -> None:
         super().__init__()

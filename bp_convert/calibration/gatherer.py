@@ -101,10 +101,7 @@ class Gatherer:
         self, sites: Sequence[Site], order: Order, examples: int, *, cross: bool = False
     ) -> None:
         self.sites = sites
-        # Their mean error is taken up, by their bias or a batch norm behind
-        self.centred = {
-            s.name for s in sites if s.name in order.normed or s.kind.has_bias(s.module)
-        }
+        self.normed = order.normed
         self.examples = max(1, examples)
         self.cross = cross
         self.found: Moments = {}
@@ -169,7 +166,8 @@ class Gatherer:
                     self.columns[site.name][role],
                     choices.kernel,
                     lookup=site.kind.lookup,
-                    centred=site.name in self.centred,
+                    # whether its mean error is taken up, by a bias or a batch norm behind
+                    centred=site.name in self.normed or site.kind.centred(site.module, role),
                     cross=self.cross,
                     name=site.name,
                 )

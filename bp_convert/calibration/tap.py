@@ -12,7 +12,7 @@ from bp_convert.errors import DataError
 from bp_convert.graph.example import adapt
 from bp_convert.graph.running import Args, Kwargs, in_mode, quiet_forward, same_draws
 from bp_convert.graph.tree import tensors_in
-from bp_convert.kinds import kind_of_either
+from bp_convert.kinds import given_to
 
 Batch = tuple[Args, Kwargs]
 Batches = Sequence[Batch]
@@ -23,7 +23,8 @@ class _Enough(Exception):  # noqa: N818 - a signal, not an error
 
 
 class Tap:
-    """Catches what each call of the named layers is given, as their kinds take it.
+    """Catches what each call of the named layers is given: the first argument, or what the layer's
+    kind wants to know.
 
     A layer may be called several times in a pass; it counts as seen with its last call, which
     ``calls`` tells, so that the rest of the pass can be left out.
@@ -36,16 +37,15 @@ class Tap:
         modules = dict(model.named_modules(remove_duplicate=False))
         self.names = tuple(names)
         self.handles = [
-            modules[name].register_forward_pre_hook(self._catch(name), with_kwargs=True)
+            modules[name].register_forward_pre_hook(
+                self._catch(name, given_to(modules[name])), with_kwargs=True
+            )
             for name in self.names
         ]
 
-    def _catch(self, name: str) -> Any:
-        def hook(module: nn.Module, args: Args, kwargs: Kwargs) -> None:
-            kind = kind_of_either(module)
-            first = args[0] if args else next(iter(kwargs.values()), None)
-            given = first if kind is None else kind.given(module, args, kwargs)
-            self.seen.setdefault(name, []).append(given)
+    def _catch(self, name: str, given: Any) -> Any:
+        def hook(_: nn.Module, args: Args, kwargs: Kwargs) -> None:
+            self.seen.setdefault(name, []).append(given(args, kwargs))
             if self.calls is not None and all(
                 len(self.seen.get(one, ())) >= self.calls[one] for one in self.names
             ):

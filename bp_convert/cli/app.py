@@ -72,6 +72,7 @@ def convert(
     convert_anyway: o.ConvertAnyway = False,
     keep_parametrized: o.KeepParametrized = False,
     unchecked: o.Unchecked = False,
+    layerwise: o.Layerwise = None,
     settings: o.SettingsFile = None,
     output: o.Output = None,
     force: o.Force = False,
@@ -90,8 +91,8 @@ def convert(
 ) -> None:
     """Turn a trained PyTorch model into one whose layers are bilinear projections.
 
-    Every Linear, Conv, Embedding and LSTM weight becomes a sum of Kronecker products of two
-    small matrices, and the result is used like the original.
+    Every weight of Linear, Conv, Embedding and recurrent layers becomes a sum of Kronecker
+    products of two small matrices, and the result is used like the original.
     """
     timed = measure or batch is not None
     asks = {
@@ -113,6 +114,7 @@ def convert(
         o.check_dry_run(ctx, evaluate=evaluate, finetune=finetune, timed=timed)
     with errors_shown() as trail:
         from bp_convert.cli.reading import settings_from, training_for
+        from bp_convert.run.streamed import default_output
         from bp_convert.run.written import check_model
 
         training, outputs = training_for(finetune, calibrate)
@@ -135,11 +137,12 @@ def convert(
             dtype=dtype,
             measure=tuple(batch or BATCHES) if timed else (),
             unchecked=unchecked,
+            layerwise=layerwise,
         )
         check_model(model)
         outputs = replace(
             outputs,
-            model=None if dry_run else output or Path(f"{model.stem}-bp.pt"),
+            model=None if dry_run else output or default_output(job),
             plan=plan_out,
             reports=tuple(report or ()),
             force=force,

@@ -197,8 +197,8 @@ Alpha = Annotated[
     option(
         SIZE,
         "--alpha --widen A",
-        "Widen what layers put out: Linear, Embedding and LSTM by alpha, convolutions by alpha "
-        "squared. (Not the alpha of LoRA, which is a scale.) Default: 1.",
+        "Widen what layers put out: convolutions by alpha squared, all others by alpha. "
+        "(Not the alpha of LoRA, which is a scale.) Default: 1.",
         callback=alpha_of,
     ),
 ]
@@ -262,6 +262,15 @@ Unchecked = Annotated[
         WHICH,
         "--unchecked",
         "Write the result also where no input is known on which it could be checked.",
+    ),
+]
+Layerwise = Annotated[
+    bool | None,
+    option(
+        WHICH,
+        "--layerwise/--in-memory",
+        "Convert a transformers folder layer by layer, from disk to disk, in bounded memory; "
+        "killed, it goes on when run again. Default: where it is large for the free memory.",
     ),
 ]
 SettingsFile = Annotated[

@@ -14,7 +14,6 @@ from torch.overrides import TorchFunctionMode
 from bp_convert.graph.running import Args, Kwargs, quiet_forward, same_draws
 from bp_convert.graph.tree import map_tensors
 from bp_convert.kinds import relative_of
-from bp_convert.kinds.recurrent import cell_shapes_only, has_plain_cell
 from bp_convert.kinds.shapes import Dim
 from bp_convert.torch_private import (
     FAKE_LOGGERS,
@@ -149,8 +148,6 @@ def stub(module: nn.Module) -> None:
     kind, forward = relative_of(module), None
     if kind is not None and type(module).forward is kind.base_of(module).forward:
         forward = kind.shapes_only(module)
-    elif isinstance(module, nn.RNNCellBase) and has_plain_cell(module):
-        forward = cell_shapes_only(module)
     if forward is not None:
         module.__dict__["forward"] = forward
 

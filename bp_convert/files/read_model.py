@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +15,11 @@ from bp_convert.files.sniff import FileKind, file_kind, refusal
 from bp_convert.files.state import contents, find_states, fit_weights
 from bp_convert.files.unpickle import listed, load_admitted
 from bp_convert.graph.ready import check_ready
+from bp_convert.hub.layout import WEIGHTS, weight_files
 from bp_convert.pickles.inert import module_class
 
 # Keys under which training scripts pickle a whole model.
 _MODEL_KEYS = ("model", "net", "network", "module", "ema")
-_WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 @dataclass(frozen=True)
@@ -142,21 +141,15 @@ def _needs_arch(path: Path, found: str) -> CheckpointError:
 
 def _folder_state(folder: Path) -> dict[str, object]:
     """Read the weights in a transformers folder, in one file or several."""
-    for name in _WEIGHT_FILES:
-        if (folder / name).is_file():
-            return _weights_file(folder / name)
-        index = folder / f"{name}.index.json"
-        if index.is_file():
-            try:
-                shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-                # Only names in this folder: an index is not to reach elsewhere.
-                files = sorted(folder / Path(str(one)).name for one in shards)
-            except (OSError, ValueError, KeyError, AttributeError, TypeError):
-                raise refusal(index, "an index that cannot be read", "download it again") from None
-            return {name: one for file in files for name, one in _weights_file(file).items()}
+    try:
+        files = weight_files(folder)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        raise refusal(folder, "an index that cannot be read", "download it again") from None
+    if files:
+        return {name: one for file in files for name, one in _weights_file(file).items()}
     raise refusal(
         folder,
-        f"a folder without {' or '.join(_WEIGHT_FILES)}",
+        f"a folder without {' or '.join(WEIGHTS)}",
         "give the file that holds the weights",
     )
 

@@ -90,7 +90,7 @@ def fit_weights(
             allowed=f"the weights of a {type(model).__name__}",
             fix="give the --arch that these weights belong to",
         ) from problem
-    missing = _untied(model, result.missing_keys, state)
+    missing = untied(model, result.missing_keys, state)
     if missing and not allow_missing:
         raise CheckpointError(
             where=where,
@@ -273,7 +273,7 @@ def _check_shapes(model: nn.Module, state: Mapping[str, object], where: str) -> 
         )
 
 
-def _untied(model: nn.Module, missing: Sequence[str], state: Mapping[str, object]) -> list[str]:
+def untied(model: nn.Module, missing: Sequence[str], state: Mapping[str, object]) -> list[str]:
     """Drop from ``missing`` the names of tensors that were loaded under another name."""
     own = model.state_dict(keep_vars=True)
     loaded = {id(own[name]) for name in state if name in own}

@@ -23,7 +23,7 @@ from bp_convert.graph.running import (
     same_draws,
 )
 from bp_convert.graph.tree import map_tensors, tensors_in
-from bp_convert.kinds import kind_of_either, uncounted
+from bp_convert.kinds import kind_of, uncounted
 from bp_convert.torch_private import hooks_of
 
 
@@ -137,9 +137,10 @@ class _Watching:
         def before(_: nn.Module, inputs: Args, named: Kwargs) -> None:
             leaves = tensors_in((inputs, named), objects=True)
             first = next(iter(leaves), None)
-            kind = kind_of_either(module)
-            told = None if kind is None else kind.call_shape(module, inputs, named)
-            shape = told or (() if first is None else tuple(first.shape))
+            kind = kind_of(module)
+            shape = None if kind is None else kind.call_shape(module, inputs, named)
+            if shape is None:
+                shape = () if first is None else tuple(first.shape)
             self.seen.shapes.setdefault(name, []).append(shape)
             self.starts[name] = self.counter.get_total_flops()
             if uncounted(module) and first is not None and not first.is_meta:

@@ -14,7 +14,7 @@ from torch import nn
 from bp_convert.errors import PlanError
 from bp_convert.graph.overlap import Holding, meetings
 from bp_convert.graph.standing import COMPUTING, Standing, disproved, outline, standing
-from bp_convert.kinds import Kind, is_twin, kind_of, kind_of_either
+from bp_convert.kinds import Kind, kind_of
 from bp_convert.torch_private import hooks_of
 
 
@@ -57,15 +57,13 @@ class Site:
 
 
 def walk(model: nn.Module) -> tuple[Site, ...]:
-    """Return every module of a known kind, in the model's order, shared modules once; what is a
-    part of one, or of a bilinear layer, is none of its own."""
+    """Return every module of a known kind, in the model's order, shared modules once."""
     names: dict[int, list[str]] = {}
     found: dict[int, tuple[nn.Module, Kind]] = {}
-    inside = _insides(model)
     for name, module in model.named_modules(remove_duplicate=False):
         if id(module) not in found:
             kind = kind_of(module)
-            if kind is None or id(module) in inside:
+            if kind is None:
                 continue
             found[id(module)] = (module, kind)
         names.setdefault(id(module), []).append(name)
@@ -73,18 +71,6 @@ def walk(model: nn.Module) -> tuple[Site, ...]:
         Site(names[key][0], tuple(names[key][1:]), module, kind)
         for key, (module, kind) in found.items()
     )
-
-
-def _insides(model: nn.Module) -> set[int]:
-    """Return the ``id`` of every module that is a part of a layer."""
-    inside: set[int] = set()
-    for module in model.modules():
-        kind = kind_of_either(module)
-        if kind is not None:
-            children = dict(module.named_children())
-            parts = children if is_twin(module) else kind.parts
-            inside.update(id(children[name]) for name in parts if name in children)
-    return inside
 
 
 def select(pattern: str, sites: Sequence[Site]) -> frozenset[str]:
@@ -153,11 +139,11 @@ def structural_reasons(
         id(child): name
         for name, module in model.named_modules()
         if isinstance(module, nn.MultiheadAttention)
-        for child in module.children()
+        for child in module.modules()
     }
     for site in sites:
         module = site.held
-        reason = _own_reason(module, site.kind.parts)
+        reason = _own_reason(module)
         if reason is None and id(module) in parts_of_attention:
             reason = "nn.MultiheadAttention reads its weight without calling it"
         if reason is None:
@@ -170,19 +156,17 @@ def structural_reasons(
     return reasons
 
 
-def _own_reason(module: nn.Module, parts: Sequence[str] = ()) -> str | None:
+def _own_reason(module: nn.Module) -> str | None:
     before, *others = hooks_of(module)
     if any(others) or not all(isinstance(one, COMPUTING) for one in before.values()):
         return "it carries hooks of its own"
     if "forward" in module.__dict__:
         return "its forward is replaced on the instance"
-    extra = []
-    for name, child in module.named_children():
-        reason = _own_reason(child) if name in parts else None
-        if reason:
-            return f"in its {name}: {reason}"
-        if name not in parts and child is not getattr(module, "parametrizations", None):
-            extra.append(name)
+    extra = [
+        name
+        for name, child in module.named_children()
+        if child is not None and child is not getattr(module, "parametrizations", None)
+    ]
     if extra:
         return f"it holds further modules ({', '.join(extra)})"
     dtypes = {p.dtype for p in module.parameters()}

@@ -75,6 +75,23 @@ def plan_of_folder(folder: Path) -> Plan | None:
         return None
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files that hold a folder's weights; none where there are none.
+
+    Raises:
+        ValueError, OSError, KeyError, AttributeError, TypeError: an index that cannot be read.
+    """
+    for name in WEIGHTS:
+        if (folder / name).is_file():
+            return [folder / name]
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            # Only names in this folder: an index is not to reach elsewhere.
+            return sorted(folder / Path(str(one)).name for one in shards)
+    return []
+
+
 def class_named(config: dict[str, Any]) -> str | None:
     """Return the class that a config says its weights are of."""
     named = config.get("architectures")

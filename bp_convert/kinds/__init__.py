@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeGuard
 
 from torch import nn
 
-from bp_convert.kinds.attention_kind import AttentionKind
+from bp_convert.kinds.cell_kind import GRUCellKind, LSTMCellKind, RNNCellKind
 from bp_convert.kinds.choices import Ask, Choices, Factors, Widths, prime_reason, whole
 from bp_convert.kinds.conv_kind import Conv1dKind, Conv2dKind, Conv3dKind
 from bp_convert.kinds.conv_transpose_kind import (
@@ -16,10 +16,11 @@ from bp_convert.kinds.conv_transpose_kind import (
     ConvTranspose2dKind,
     ConvTranspose3dKind,
 )
+from bp_convert.kinds.embedding_bag_kind import EmbeddingBagKind
 from bp_convert.kinds.embedding_kind import EmbeddingKind
 from bp_convert.kinds.kind import Kind, has_bias
 from bp_convert.kinds.linear_kind import LinearKind
-from bp_convert.kinds.lstm_kind import LSTMKind
+from bp_convert.kinds.recurrent_kind import GRUKind, LSTMKind, RNNKind
 from bp_convert.kinds.speed import predict
 from bp_convert.kinds.spread import Spread
 from bp_convert.kinds.turned_kind import TurnedKind
@@ -35,7 +36,12 @@ KINDS: list[Kind] = [
     ConvTranspose1dKind(),
     ConvTranspose2dKind(),
     ConvTranspose3dKind(),
-    AttentionKind(),
+    GRUKind(),
+    RNNKind(),
+    LSTMCellKind(),
+    GRUCellKind(),
+    RNNCellKind(),
+    EmbeddingBagKind(),
 ]
 
 __all__ = [
@@ -46,10 +52,10 @@ __all__ = [
     "Kind",
     "Spread",
     "Widths",
+    "given_to",
     "has_bias",
     "is_twin",
     "kind_of",
-    "kind_of_either",
     "predict",
     "prime_reason",
     "registered",
@@ -66,18 +72,12 @@ def kind_of(module: nn.Module) -> Kind | None:
     found = next((kind for kind in KINDS if kind.matches(module)), None)
     if found is not None or type(module).__module__.startswith("bp_convert."):
         return found
-    tried = (kind for kind in KINDS if kind.probed)
-    return next((kind for kind in tried if isinstance(module, kind.dense)), None)
+    return next((kind for kind in KINDS if isinstance(module, kind.dense)), None)
 
 
 def relative_of(module: nn.Module) -> Kind | None:
     """Return the kind among whose types, and those alike, a module is, whatever its forward."""
     return next((one for one in KINDS if isinstance(module, (one.dense, *one.alike))), None)
-
-
-def kind_of_either(module: nn.Module) -> Kind | None:
-    """Return the kind of a layer or of a twin, or None."""
-    return kind_of(module) or next((one for one in KINDS if type(module) is one.twin), None)
 
 
 def is_twin(module: nn.Module) -> TypeGuard[Any]:
@@ -103,6 +103,13 @@ def uncounted(module: nn.Module) -> bool:
         kind.uncounted and isinstance(module, (kind.dense, *kind.alike, kind.twin))
         for kind in KINDS
     )
+
+
+def given_to(module: nn.Module) -> Callable[..., Any]:
+    """Return what picks from a call's arguments, of a layer or its twin, what its kind looks at."""
+    types = ((one, (one.dense, *one.alike, one.twin)) for one in KINDS)
+    found = next((one for one, own in types if isinstance(module, own)), Kind())
+    return found.given
 
 
 @contextmanager

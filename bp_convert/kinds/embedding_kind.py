@@ -27,7 +27,6 @@ BLOCKS = tuple(2**power for power in range(1, 13))
 class EmbeddingKind(Kind):
     name = "Embedding"
     twin = BPEmbedding
-    alike = (nn.EmbeddingBag,)
     lookup = True
     refused = ("max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 
@@ -97,8 +96,9 @@ class EmbeddingKind(Kind):
 
     @torch.no_grad()
     def place(self, twin: BPEmbedding, role: str, index: int, w1: Tensor, w2: Tensor) -> None:
-        twin.w1.copy_(w1.transpose(1, 2))
-        twin.w2.copy_(w2)
+        held1, held2 = twin.by_term()
+        held1.copy_(w1.transpose(1, 2))
+        held2.copy_(w2)
 
     @torch.no_grad()
     def rest(self, module: nn.Embedding, twin: BPEmbedding, spread: Spread) -> None:
@@ -134,8 +134,6 @@ class EmbeddingKind(Kind):
         return module.weight.new_empty(*x.shape, module.embedding_dim)
 
     def examples(self, module: nn.Embedding, name: str) -> Examples:
-        if not isinstance(module, nn.Embedding):
-            return
         rows = module.num_embeddings
         spec = TensorSpec(dtype="int64", shape=(STEPS,), high=rows)
         yield spec, f"{STEPS} ids below {rows}, from its first layer {name}"

@@ -6,7 +6,7 @@ The defaults are those of a layer with one ``weight`` (K, D) and perhaps a bias 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any, ClassVar
 
@@ -61,16 +61,11 @@ class Kind:
     uncounted: ClassVar[bool] = False
     # True where its twin takes factors, and is fitted to tensors, by role; not those of one weight.
     several: ClassVar[bool] = False
+    # True where what it costs is a sum over its roles: ``macs`` and ``operations`` take some of
+    # the factors, too, and tell of their roles.
+    additive: ClassVar[bool] = False
     # True where two such layers that read the same tensor multiply the same rows.
     same_rows: ClassVar[bool] = False
-    # True where each role's products run by themselves, so that their costs add up.
-    separate: ClassVar[bool] = False
-    # True where a subclass with a forward of its own may be tried on inputs drawn for it.
-    probed: ClassVar[bool] = True
-    # True where its outputs are as wide as its inputs: alpha widens the layers around it.
-    follows: ClassVar[bool] = False
-    # Names of modules inside that are part of the layer, and no layers of their own.
-    parts: ClassVar[tuple[str, ...]] = ()
     # The kind whose prices hold for this one, where it has none of its own.
     priced_as: ClassVar[str] = ""
 
@@ -121,10 +116,6 @@ class Kind:
         """Return why this module cannot be converted, or None."""
         return contradiction(module, self.form(module).told().tensors)
 
-    def not_widened(self, module: Any) -> str | None:
-        """Return why this module has no twin of other widths, or None."""
-        return None
-
     def widths(self, module: Any) -> Widths:
         """Return the number of inputs and outputs."""
         shape = shape_of(module, "weight") or ()
@@ -139,15 +130,8 @@ class Kind:
         """Return the input shape of a call for a batch, given that for one example."""
         return (shape[0] * batch, *shape[1:]) if shape else shape
 
-    def given(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return what ``rows`` wants of a call of the module or of its twin."""
-        return args[0] if args else next(iter(kwargs.values()), None)
-
-    def call_shape(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Shape | None:
-        """Return what the costs of a call hang on; None where it is the shape of its first
-        tensor."""
+    def call_shape(self, module: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Shape | None:
+        """Return the shape of a call that the counts below take; None for its first tensor's."""
         return None
 
     def empty_output(self, module: Any, x: Tensor) -> Tensor | None:
@@ -232,11 +216,15 @@ class Kind:
             FactorError: factors that do not fit the widths.
         """
         names = self.twin.FIELDS
-        fields = {**fields_of(module, names), **dict(zip(names, widths, strict=False))}
+        fields = {**fields_of(module, names), **self.sizes(module, widths)}
         dtype = next(module.parameters()).dtype
         given = factors if self.several else factors["weight"]
         twin: nn.Module = self.twin(**fields, factors=given, device=device, dtype=dtype)
         return twin
+
+    def sizes(self, module: Any, widths: Widths) -> dict[str, Any]:
+        """Return the constructor fields that the widths set."""
+        return dict(zip(self.twin.FIELDS, widths, strict=False))
 
     def spread(self, module: Any, spread: Spread) -> dict[str, Tensor]:
         """Return the dense layer's tensors, by name, at the widened sizes."""
@@ -308,16 +296,13 @@ class Kind:
         """Add to the dense matrices of a role, (K, D) each, in the order of ``matrices``."""
         module.weight.add_(changes[0].reshape(module.weight.shape).to(module.weight))
 
-    def has_bias(self, module: Any) -> bool:
-        """Return whether ``shift`` finds a bias behind each matrix."""
-        return has_bias(module)
+    def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what ``rows`` and ``weights`` want to know of a call's arguments."""
+        return args[0] if args else next(iter(kwargs.values()), None)
 
-    @torch.no_grad()
-    def add_bias(self, module: Any, role: str, changes: Sequence[Tensor]) -> None:
-        """Add to the dense bias behind the matrices of a role, where that is one tensor."""
-        bias = getattr(module, "bias", None)
-        if isinstance(bias, Tensor):
-            bias.add_(torch.cat(list(changes)).to(bias))  # of every group
+    def centred(self, module: Any, role: str) -> bool:
+        """Return whether a bias takes up the mean error of a role's outputs."""
+        return has_bias(module)
 
     def rows(self, module: Any, x: Any, pick: Pick) -> dict[str, list[Tensor]]:
         """Return what each role's matrices multiply in a call on ``x``: rows (n, D), or indices

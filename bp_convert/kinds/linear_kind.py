@@ -22,25 +22,29 @@ class LinearKind(Kind):
     def operations(
         self, module: Any, widths: Widths, factors: Factors, shape: Shape
     ) -> tuple[Counts, Counts]:
-        inputs, outputs = widths
-        rows, spec = prod(shape[:-1]), factors["weight"]
-        (k1, k2), (d1, d2), rank = spec.out, spec.inp, spec.rank
-        between = d1 * rank * k2 if w2_first(k1, k2, d1, d2) else k1 * rank * d2
-        dense: Counts = {
-            "calls": 1,
-            "macs": rows * inputs * outputs,
-            "weights": inputs * outputs,
-            "moved": rows * (inputs + outputs),
-        }
-        twin: Counts = {
-            "calls": 1,
-            "macs": rows * bilinear_macs(spec),
-            "weights": spec.params,
-            "copied": _copied(spec),
-            "moved": rows * (inputs + 2 * between + 2 * outputs),
-            "small": rows if k2 > 1 and d2 > 1 else 0,  # a small product for each row
-        }
-        return dense, twin
+        return matrix_counts(prod(shape[:-1]), widths, factors["weight"])
+
+
+def matrix_counts(rows: int, widths: Widths, spec: FactorSpec) -> tuple[Counts, Counts]:
+    """Count what the time of a product with one matrix hangs on, dense and bilinear."""
+    inputs, outputs = widths
+    (k1, k2), (d1, d2), rank = spec.out, spec.inp, spec.rank
+    between = d1 * rank * k2 if w2_first(k1, k2, d1, d2) else k1 * rank * d2
+    dense: Counts = {
+        "calls": 1,
+        "macs": rows * inputs * outputs,
+        "weights": inputs * outputs,
+        "moved": rows * (inputs + outputs),
+    }
+    twin: Counts = {
+        "calls": 1,
+        "macs": rows * bilinear_macs(spec),
+        "weights": spec.params,
+        "copied": _copied(spec),
+        "moved": rows * (inputs + 2 * between + 2 * outputs),
+        "small": rows if k2 > 1 and d2 > 1 else 0,  # a small product for each row
+    }
+    return dense, twin
 
 
 def _copied(spec: FactorSpec) -> int:

@@ -10,26 +10,19 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from bp_convert.kinds.shapes import Attr, Dim, Form, Sizes
+from bp_convert.recurrence.steps import RECURRENCES, mode_of, projected
 from bp_convert.torch_private import parameters_of
 
 Forward = Callable[..., Any]
-_CELLS = (nn.LSTMCell, nn.GRUCell, nn.RNNCell)
-
-
-def gates(m: nn.Module) -> int:
-    """Return how many matrices a recurrent module stacks in one weight."""
-    mode = getattr(m, "mode", type(m).__name__)
-    return 4 if mode.startswith("LSTM") else 3 if mode.startswith("GRU") else 1
 
 
 def recurrent_form(m: Any, base: type[nn.Module]) -> Form:
     """Return the form of any stack of recurrent layers of torch."""
-    g, directions = gates(m), 2 if m.bidirectional else 1
-    own = {"out": m.hidden_size} | ({"proj": m.proj_size} if m.proj_size else {})
+    g, directions = RECURRENCES[m.mode].gates, 2 if m.bidirectional else 1
 
     def sizes(own: Mapping[str, Dim], inp: Sequence[Dim]) -> Sizes:
-        hidden = own["out"]
-        state = own.get("proj", hidden)
+        state = own["out"]
+        hidden = projected(m.hidden_size, m.proj_size, state) if m.proj_size else state
         tensors: dict[str, tuple[Dim, ...]] = {}
         for name in parameters_of(m):
             layer = int(cast("re.Match[str]", re.search(r"_l(\d+)", name))[1])
@@ -44,14 +37,15 @@ def recurrent_form(m: Any, base: type[nn.Module]) -> Form:
         attrs: dict[str, Attr] = {"input_size": inp[0], "hidden_size": hidden}
         if m.proj_size:
             attrs["proj_size"] = state
-        return Sizes(tensors, attrs, hidden)
+        return Sizes(tensors, attrs, state)
 
+    own = {"out": m.proj_size or m.hidden_size}
     return Form(own=own, inputs=((-1, m.input_size),), sizes=sizes, base=base)
 
 
-def cell_form(m: Any) -> Form:
+def cell_form(m: Any, base: type[nn.Module]) -> Form:
     """Return the form of a recurrent cell of torch."""
-    g = gates(m)
+    g = RECURRENCES[mode_of(m)].gates
 
     def sizes(own: Mapping[str, Dim], inp: Sequence[Dim]) -> Sizes:
         h = own["out"]
@@ -59,7 +53,6 @@ def cell_form(m: Any) -> Form:
         tensors = {"weight_ih": (g * h, inp[0]), "weight_hh": (g * h, h), **biases}
         return Sizes(tensors, {"input_size": inp[0], "hidden_size": h}, h)
 
-    base = next(t for t in _CELLS if isinstance(m, t))
     return Form({"out": m.hidden_size}, ((-1, m.input_size),), sizes, base)
 
 
@@ -97,11 +90,6 @@ def shapes_only(module: nn.RNNBase) -> Forward:
     return forward
 
 
-def has_plain_cell(module: nn.RNNCellBase) -> bool:
-    """Return whether a cell computes as torch's of its type does."""
-    return any(isinstance(module, t) and type(module).forward is t.forward for t in _CELLS)
-
-
 def cell_shapes_only(module: nn.RNNCellBase) -> Forward:
     """Return a forward of a cell that computes shapes alone."""
 
@@ -111,7 +99,7 @@ def cell_shapes_only(module: nn.RNNCellBase) -> Forward:
             for one in hx if isinstance(hx, tuple) else (hx,):
                 _require(one.shape[-1], module.hidden_size, "state")
         made = given.new_empty(*given.shape[:-1], module.hidden_size)
-        return (made, made.clone()) if gates(module) == 4 else made
+        return (made, made.clone()) if mode_of(module) == "LSTM" else made
 
     return forward
 

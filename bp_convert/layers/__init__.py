@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bp_convert.layers.attention import BPMultiheadAttention
 from bp_convert.layers.conv import BPConv1d, BPConv2d, BPConv3d
 from bp_convert.layers.conv_transpose import (
     BPConvTranspose1d,
@@ -10,12 +9,17 @@ from bp_convert.layers.conv_transpose import (
     BPConvTranspose3d,
 )
 from bp_convert.layers.embedding import BPEmbedding
+from bp_convert.layers.embedding_bag import BPEmbeddingBag
 from bp_convert.layers.linear import BPLinear
 from bp_convert.layers.lstm import BPLSTM
+from bp_convert.layers.recurrent_cells import BPGRUCell, BPLSTMCell, BPRNNCell
+from bp_convert.layers.rnn import BPGRU, BPRNN
 from bp_convert.layers.turned import BPConv1D
 
 __all__ = [
+    "BPGRU",
     "BPLSTM",
+    "BPRNN",
     "BPConv1D",
     "BPConv1d",
     "BPConv2d",
@@ -24,6 +28,9 @@ __all__ = [
     "BPConvTranspose2d",
     "BPConvTranspose3d",
     "BPEmbedding",
+    "BPEmbeddingBag",
+    "BPGRUCell",
+    "BPLSTMCell",
     "BPLinear",
-    "BPMultiheadAttention",
+    "BPRNNCell",
 ]

@@ -64,15 +64,24 @@ class BPEmbedding(BilinearLayer):
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.padding_idx = _row(padding_idx, num_embeddings)
-        self.factors = _checked(factors, num_embeddings, embedding_dim)
+        self.factors = _checked(type(self).__name__, factors, num_embeddings, embedding_dim)
         (e1, e2), (v1, v2), terms = self.factors.out, self.factors.inp, self.factors.rank
         where: Any = {"device": device, "dtype": dtype}
-        self.w1 = nn.Parameter(torch.empty(terms, v1, e1, **where))
-        self.w2 = nn.Parameter(torch.empty(terms, v2, e2, **where))
+        self.w1 = nn.Parameter(torch.empty(*self._laid(terms, v1), e1, **where))
+        self.w2 = nn.Parameter(torch.empty(*self._laid(terms, v2), e2, **where))
         self.padding_row: Tensor
         if self.padding_idx is not None:
             self.register_buffer("padding_row", torch.empty(embedding_dim, **where))
         self.reset_parameters()
+
+    @staticmethod
+    def _laid(terms: int, rows: int) -> tuple[int, int]:
+        """Return the first sizes of a factor."""
+        return terms, rows
+
+    def by_term(self) -> tuple[Tensor, Tensor]:
+        """Return the factors as (R, v1, e1) and (R, v2, e2)."""
+        return self.w1, self.w2
 
     def reset_parameters(self) -> None:
         """Draw factors so that the table varies as a fresh ``nn.Embedding``'s: 1."""
@@ -86,25 +95,47 @@ class BPEmbedding(BilinearLayer):
         Raises:
             IndexError: an index outside the vocabulary (on the CPU; a GPU reports it late).
         """
-        v1, v2 = self.factors.inp
         rows = input.reshape(-1)  # (N,)
-        if v1 * v2 != self.num_embeddings:  # send what would meet a spare row out of the table
-            rows = rows.masked_fill(rows >= self.num_embeddings, v1 * v2)
+        y = sum_of_products(*self.look_up(rows))  # (N, E)
+        if self.padding_idx is not None:
+            pads = (rows == self.padding_idx)[:, None]  # (N, 1)
+            y = torch.where(pads, self.padding_row.to(y.dtype), y)
+        return y.to(self.w1.dtype).view(*input.shape, self.embedding_dim)
+
+    def look_up(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows (N, R, e1) and (N, R, e2) of the factors for indices (N,), or one of
+        them as (1, R, e) where all indices share it.
+
+        Raises:
+            IndexError: an index outside the vocabulary.
+        """
+        v1, v2 = self.factors.inp
+        rows = self._within(rows)
         high = rows if v2 == 1 else torch.div(rows, v2, rounding_mode="floor")
         low = rows if v1 == 1 else rows - high * v2
         try:
-            left = _gather(self.w1, high)  # (N, R, e1)
-            right = _gather(self.w2, low, always=v1 * v2 == 1)  # (N, R, e2)
+            left = self._gather(self.w1, high, apart=v1 > 1)
+            return left, self._gather(self.w2, low, apart=v2 > 1 or v1 == 1)
         except RuntimeError as error:  # the fast path's word for what nn.Embedding calls IndexError
             if bool(((rows < 0) | (rows >= self.num_embeddings)).any()):
                 text = f"index out of range: the table has {self.num_embeddings} rows"
                 raise IndexError(text) from error
             raise
-        y = _sum_of_products(left, right)  # (N, E)
-        if self.padding_idx is not None:
-            pads = (rows == self.padding_idx)[:, None]  # (N, 1)
-            y = torch.where(pads, self.padding_row.to(y.dtype), y)
-        return y.to(self.w1.dtype).view(*input.shape, self.embedding_dim)
+
+    def _within(self, rows: Tensor) -> Tensor:
+        """Send what would meet a spare row out of the table."""
+        held = prod(self.factors.inp)
+        if held == self.num_embeddings:
+            return rows
+        return rows.masked_fill(rows >= self.num_embeddings, held)
+
+    @staticmethod
+    def _gather(factor: Tensor, rows: Tensor, *, apart: bool) -> Tensor:
+        """Take rows (N,) of each term: (N, R, e); (1, R, e) where they are not ``apart``.
+
+        Only the rows that are asked for are read: a long factor is never laid out anew.
+        """
+        return (factor.index_select(1, rows) if apart else factor).transpose(0, 1)
 
     @classmethod
     def from_dense(cls, layer: Any, *, factors: FactorSpec | None = None, rank: int = 1) -> Self:
@@ -117,7 +148,7 @@ class BPEmbedding(BilinearLayer):
         reason = unsupported(layer)
         if reason is not None:
             raise FactorError(
-                where=f"Embedding({layer.num_embeddings}, {layer.embedding_dim})",
+                where=f"{cls.DENSE.__name__}({layer.num_embeddings}, {layer.embedding_dim})",
                 found=reason,
                 allowed="a plain table",
                 fix="keep this layer dense",
@@ -132,8 +163,9 @@ class BPEmbedding(BilinearLayer):
         spare = prod(spec.inp) - self.num_embeddings
         table = F.pad(weight, (0, 0, 0, spare))  # (v1*v2, E)
         fit = nearest_kronecker_sum(table, spec.inp, spec.out, spec.rank)
-        self.w1.copy_(fit.w1)
-        self.w2.copy_(fit.w2.transpose(1, 2))
+        w1, w2 = self.by_term()
+        w1.copy_(fit.w1)
+        w2.copy_(fit.w2.transpose(1, 2))
         if self.padding_idx is not None:
             self.padding_row.copy_(weight[self.padding_idx])
         elif spare == 0:
@@ -146,7 +178,8 @@ class BPEmbedding(BilinearLayer):
     def dense_weight(self) -> Tensor:
         """Build the table (V, E); differentiable."""
         (e1, e2), (v1, v2), terms = self.factors.out, self.factors.inp, self.factors.rank
-        table = self.w1.reshape(terms, -1).t() @ self.w2.reshape(terms, -1)  # (v1*e1, v2*e2)
+        w1, w2 = self.by_term()
+        table = w1.reshape(terms, -1).t() @ w2.reshape(terms, -1)  # (v1*e1, v2*e2)
         table = table.view(v1, e1, v2, e2).transpose(1, 2).reshape(v1 * v2, e1 * e2)  # (V+, E)
         table = table[: self.num_embeddings]
         if self.padding_idx is None:
@@ -171,31 +204,18 @@ class BPEmbedding(BilinearLayer):
         )
 
 
-def unsupported(layer: nn.Embedding) -> str | None:
+def unsupported(layer: nn.Embedding | nn.EmbeddingBag) -> str | None:
     """Return which field of a table the factored form cannot honour, or None."""
     if layer.max_norm is not None:
         return f"max_norm={layer.max_norm} renormalises rows that are never stored"
     if layer.scale_grad_by_freq:
         return "scale_grad_by_freq: rows share their factors"
-    if layer.sparse:
+    if layer.sparse and isinstance(layer, nn.Embedding):
         return "sparse=True: the factors' gradients are dense"
     return None
 
 
-def _gather(factor: Tensor, rows: Tensor, *, always: bool = False) -> Tensor:
-    """Take rows (N,) of each term of (R, v, e): (N, R, e), or (1, R, e) where v is 1.
-
-    Only the rows that are asked for are read: a long factor is never laid out anew.
-
-    Args:
-        always: give (N, R, e) where v is 1, too.
-    """
-    if factor.shape[1] > 1 or always:
-        factor = factor.index_select(1, rows)  # (R, N, e)
-    return factor.transpose(0, 1)
-
-
-def _sum_of_products(left: Tensor, right: Tensor) -> Tensor:
+def sum_of_products(left: Tensor, right: Tensor) -> Tensor:
     """Sum the outer products of (N, R, e1) and (N, R, e2) over R: (N, e1*e2).
 
     Either N may be 1, where all rows share that factor.
@@ -209,11 +229,11 @@ def _sum_of_products(left: Tensor, right: Tensor) -> Tensor:
     return torch.bmm(columns.expand(n2, -1, -1), right).flatten(1)
 
 
-def _checked(spec: FactorSpec, rows: int, columns: int) -> FactorSpec:
+def _checked(name: str, spec: FactorSpec, rows: int, columns: int) -> FactorSpec:
     if prod(spec.out) != columns:
-        raise wrong_pair("BPEmbedding", "out", spec.out, f"two factors of {columns}")
+        raise wrong_pair(name, "out", spec.out, f"two factors of {columns}")
     if prod(spec.inp) < rows:
-        raise wrong_pair("BPEmbedding", "in", spec.inp, f"a product of at least {rows}")
+        raise wrong_pair(name, "in", spec.inp, f"a product of at least {rows}")
     full = min(spec.inp[0] * spec.out[0], spec.inp[1] * spec.out[1])
     return spec.model_copy(update={"rank": min(spec.rank, full)})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,19 +10,23 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from bp_convert.counting import count_bytes, count_params
+from bp_convert import pipeline
+from bp_convert.counting import count_bytes, count_params, recount
 from bp_convert.data import Examples, Split
 from bp_convert.errors import VerificationError
 from bp_convert.evaluation import Scorer
 from bp_convert.files.atomic import write_text
 from bp_convert.files.converted import save_weights
 from bp_convert.graph.running import evaluating
+from bp_convert.large.layerwise import convert_folder
+from bp_convert.large.skeleton import skeleton_of
 from bp_convert.planner import Planned
 from bp_convert.proof import result_at
 from bp_convert.reporting import report_of, trained
 from bp_convert.run.learning import learn, split_of, training_of
 from bp_convert.run.making import build, planned
 from bp_convert.run.opening import SourceModel, opened
+from bp_convert.run.streamed import WHOLE, by_layer, check_by_layer
 from bp_convert.run.written import Outputs, write_reports
 from bp_convert.storage import check_savable, read_plan, write_plan
 from bp_convert.values.outcome import Outcome
@@ -94,6 +99,8 @@ def run(
         BpConvertError: it cannot be done as asked, or does not hold what it promises.
     """
     outputs = outputs or Outputs()
+    if given is None and by_layer(job, outputs.model, dry=dry):
+        return stream(job, outputs, dry=dry, progress=progress)
     goal = None if dry else outputs.model
     # The full model has no plan: as .safetensors it is weights alone, which need no proof.
     bare = job.counterpart == "full" and goal is not None and goal.suffix == ".safetensors"
@@ -174,6 +181,50 @@ def run(
         notes=tuple(notes),
     )
     return Result(model, plan, report, outcome, tuple(files), tuple(remarks))
+
+
+def stream(job: Job, outputs: Outputs, *, dry: bool, progress: Progress) -> Result:
+    """Run a job whose model is too large for memory.
+
+    Raises:
+        BpConvertError: as ``run``.
+    """
+    start = time.perf_counter()
+    check_by_layer(job, None if dry else outputs.model)
+    folder = Path(job.model or "").expanduser()
+    progress("reading the shapes", 0, 1)
+    skeleton = skeleton_of(folder)
+    if job.plan is not None:
+        plan = recount(skeleton.model, read_plan(job.plan))
+    else:
+        plan = pipeline.plan(skeleton.model, job.request, progress=progress)
+    files = _write_plan(plan, outputs)
+    words = f"{folder}, {skeleton.checkpoint.bytes / 1e9:.1f} GB in safetensors"
+    done, notes = None, [*skeleton.notes, WHOLE]
+    if not dry and outputs.model is not None and _changes(plan):
+        done, resumed = convert_folder(
+            skeleton, folder, plan, outputs.model, force=outputs.force, progress=progress
+        )
+        notes += [f"{resumed} files were there from an earlier run"] if resumed else []
+        files.append(outputs.model)
+    seconds = time.perf_counter() - start
+    report = _noted(report_of(plan, done, source=words, seconds=seconds), notes)
+    files += write_reports(report, outputs)
+    outcome = (
+        None
+        if dry
+        else Outcome(
+            name=job.name,
+            keys=job.keys,
+            model=job.words,
+            params=plan.params,
+            macs=plan.macs,
+            bytes=plan.bytes,
+            paper=job.paper,
+            notes=(*report.notes, *plan.notes),
+        )
+    )
+    return Result(None, plan, report, outcome, tuple(files))
 
 
 def _changes(plan: Plan | None) -> bool:

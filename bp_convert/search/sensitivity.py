@@ -126,7 +126,9 @@ def _changed(
     held = [parameter.detach().clone() for parameter in module.parameters()]
     with torch.no_grad():
         site.kind.add(module, role, changes)
-        site.kind.add_bias(module, role, shifts)
+        bias = getattr(module, "bias", None)
+        if isinstance(bias, Tensor):
+            bias.add_(torch.cat(list(shifts)).to(bias))  # of every group
     try:
         yield
     finally:

@@ -55,16 +55,6 @@ class FreeLayer:
         return self.macs(fewest) > self.dense_macs
 
     @cached_property
-    def whole(self) -> Factors:
-        """The factors of each role's weight left as it is."""
-        found = self.site.kind.matrices(self.site.module, Spread())
-        return {role: whole(ones[0].shape[1], ones[0].shape[0]) for role, ones in found.items()}
-
-    def cost(self, factors: Factors) -> np.ndarray:
-        """Return the costs on factors, but for the parameters."""
-        return np.array([self.macs(factors), *(one for _, one in self.times(factors))])
-
-    @cached_property
     def weights(self) -> int:
         """Numbers in all its weight matrices."""
         found = self.site.kind.matrices(self.site.module, Spread())
@@ -156,15 +146,12 @@ class Unit:
         return found
 
     def _counted(self, spec: FactorSpec) -> list[float]:
-        """Return the costs but the parameters. A role among others runs on its factors, or on the
-        weight built once."""
-        if self.alone:
+        """Return the costs but the parameters. A role among others counts for itself where costs
+        add up, else it runs on its factors, or on the weight built once."""
+        if self.alone or self.layer.site.kind.additive:
             factors = {self.role: spec}
             times = (converted for _, converted in self.layer.times(factors))
             return [float(self.layer.macs(factors)), *times]
-        if self.layer.site.kind.separate:
-            one = self.layer.cost({**self.layer.whole, self.role: spec})
-            return [*(self.dense[1:] + one - self.layer.cost(self.layer.whole))]
         numbers = self.matrices * self.size
         steps = self.dense[1] / max(1, numbers)  # rows that it multiplies
         factored = steps * self.matrices * bilinear_macs(spec)

@@ -123,6 +123,8 @@ class Job(JobKeys):
         dtype: floating type of the result.
         measure: batch sizes at which it is timed.
         unchecked: take a result also where no input is known to check it on.
+        layerwise: convert from disk to disk with one layer in memory at a time; None does so where
+            the model is large for the free memory.
     """
 
     name: Annotated[str, Field(pattern=f"^{NAME.pattern}$", max_length=120)]
@@ -131,6 +133,7 @@ class Job(JobKeys):
     dtype: str | None = None
     measure: tuple[Annotated[int, Field(ge=1)], ...] = ()
     unchecked: bool = True
+    layerwise: bool | None = None
 
     @model_validator(mode="after")
     def _goes_together(self) -> Job:

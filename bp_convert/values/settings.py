@@ -62,8 +62,8 @@ class Settings(Value):
     """The whole request.
 
     Attributes:
-        alpha: widening of what each layer puts out (paper, section III-C): Linear, Embedding and
-            LSTM by alpha, convolutions by alpha squared.
+        alpha: widening of what each layer puts out (paper, section III-C):
+            convolutions by alpha squared, all others by alpha.
         rank: number of Kronecker terms R, or a share of each layer's parameters in (0, 1).
         pairs: ``fast`` takes the cheapest layout within 10 % of the nearest-square pair's
             parameters, ``paper`` the nearest-square pair itself.

@@ -76,12 +76,15 @@ class Pair:
 
     @torch.no_grad()
     def change(self) -> None:
-        """Scale the factors and biases in place, and take the weights that they then stand for
-        over into plain layers."""
+        """Scale the factors and biases, and what they are in plain layers, in place: a weight is
+        a sum of products of two factors."""
         parts = [one for twin in self.layers.values() for one in twin.parameters()]
         for tensor in {id(one): one for one in parts}.values():
             tensor.mul_(SCALED)
-        self._take_over()
+        powers = {id(one): (one, key) for key, one in self.dense.items()}
+        for tensor, key in powers.values():
+            is_weight = key.rpartition(".")[2].startswith("weight")
+            tensor.mul_(SCALED**2 if is_weight else SCALED)
 
     def is_sensitive(self, way: Way, size: float) -> bool:
         """Return whether weights that differ by rounding change the outputs about as much."""

@@ -12,7 +12,7 @@ from bp_convert.calibration.gatherer import gather, order_of
 from bp_convert.calibration.moments import FAINT, SCARCE, Moment, ridge
 from bp_convert.errors import DataError
 from bp_convert.graph.walk import walk
-from bp_convert.kinds.lstm_passes import lstm_weights
+from bp_convert.kinds.recurrent_passes import recurrent_weights
 from bp_convert.kron.metric import RIDGE, Diagonal, Full
 from tests.tiny_models import TINY, Attention, Chain, Residual, Shared, Sides
 from tests.tolerances import assert_near
@@ -239,7 +239,7 @@ def test_outputs_of_an_lstm_carry_how_far_they_move_the_state() -> None:
     model = nn.Sequential(nn.LSTM(5, 4, bidirectional=True, batch_first=True))
     batches = _batches(3, 3, shape=(6, 5))
     moments = _moments(model, batches)
-    both = [lstm_weights(model[0], args[0]) for args, _ in batches]
+    both = [recurrent_weights(model[0], args[0]) for args, _ in batches]
     for role in ("ih_l0", "hh_l0"):
         for side, moment in enumerate(moments["0", role]):
             roots = (both[0][role][side] + both[1][role][side]).sqrt()

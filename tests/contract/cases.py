@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from bp_convert.kinds import KINDS, Kind
+from bp_convert.layers.recurrent_cells import BilinearCell
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,6 @@ class Case:
     unsupported: Callable[[], nn.Module] | None = None
     word: str = ""
     note: str = ""
-    times: int = 1  # as many times the layer takes its input
 
     def __str__(self) -> str:
         return f"{self.kind} {self.note}".strip()
@@ -31,20 +31,6 @@ class Case:
 
 def _floats(*shape: int) -> Callable[[torch.dtype], Tensor]:
     return lambda dtype: torch.randn(*shape, dtype=dtype)
-
-
-def _attention() -> nn.Module:
-    return nn.MultiheadAttention(24, 4, add_bias_kv=True, add_zero_attn=True, batch_first=True)
-
-
-def _rebuilt() -> nn.Module:
-    class Adapted(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) + x
-
-    module = _attention()
-    module.out_proj = Adapted(24, 24)
-    return module
 
 
 CASES = (
@@ -81,8 +67,6 @@ CASES = (
         "LSTM",
         lambda: nn.LSTM(12, 16, 2, bidirectional=True, batch_first=True),
         _floats(3, 5, 12),
-        lambda: nn.LSTM(12, 16, proj_size=4),
-        "proj_size",
     ),
     Case("Conv1D", lambda: Conv1D(36, 24), _floats(5, 24)),
     Case(
@@ -102,17 +86,21 @@ CASES = (
         lambda: nn.ConvTranspose3d(6, 8, (2, 3, 1), dilation=(1, 2, 1)),
         _floats(2, 6, 3, 4, 2),
     ),
+    Case("GRU", lambda: nn.GRU(12, 8, 2, bidirectional=True), _floats(5, 3, 12)),
+    Case("RNN", lambda: nn.RNN(12, 8, 2, "relu", batch_first=True), _floats(3, 5, 12)),
+    Case("LSTMCell", lambda: nn.LSTMCell(12, 16), _floats(3, 12)),
+    Case("GRUCell", lambda: nn.GRUCell(12, 8), _floats(3, 12)),
+    Case("RNNCell", lambda: nn.RNNCell(12, 8), _floats(3, 12)),
     Case(
-        "MultiheadAttention",
-        _attention,
-        _floats(3, 5, 24),
-        _rebuilt,
-        "its out_proj",
-        times=3,
+        "EmbeddingBag",
+        lambda: nn.EmbeddingBag(30, 24, mode="sum", padding_idx=3),
+        lambda _: torch.arange(30).view(5, 6),
+        lambda: nn.EmbeddingBag(30, 24, scale_grad_by_freq=True),
+        "scale_grad_by_freq",
     ),
 )
 
-# The same kinds otherwise: groups hold factors of their own.
+# The same kinds otherwise: groups hold factors of their own, a projection has some as well.
 VARIANTS = (
     Case("Conv1d", lambda: nn.Conv1d(12, 18, 4, 2, 1, groups=3), _floats(2, 12, 11), note="groups"),
     Case(
@@ -128,6 +116,24 @@ VARIANTS = (
         _floats(2, 12, 4, 3),
         note="groups",
     ),
+    Case(
+        "LSTM",
+        lambda: nn.LSTM(12, 16, bidirectional=True, proj_size=6),
+        _floats(5, 3, 12),
+        note="projected",
+    ),
+    Case(
+        "EmbeddingBag",
+        lambda: nn.EmbeddingBag(30, 24, mode="mean", padding_idx=3),
+        lambda _: torch.arange(30).view(5, 6),
+        note="mean",
+    ),
+    Case(
+        "EmbeddingBag",
+        lambda: nn.EmbeddingBag(30, 24, mode="max"),
+        lambda _: torch.arange(30).view(15, 2),
+        note="max",
+    ),
 )
 
 
@@ -136,21 +142,13 @@ def kind(case: Case) -> Kind:
     return next(one for one in KINDS if one.name == case.kind)
 
 
-def call_shape(case: Case, x: Tensor) -> tuple[int, ...]:
-    """Return what the costs of a call on ``x`` hang on."""
-    return kind(case).call_shape(case.make(), (x,) * case.times, {}) or tuple(x.shape)
+def output(layer: nn.Module, x: Tensor) -> Tensor:
+    """Return a layer's main output; of a cell, that of a second step."""
+    y = layer(x)
+    return main(layer(x, y) if isinstance(layer, nn.RNNCellBase | BilinearCell) else y)
 
 
-def given(case: Case, x: Tensor) -> Any:
-    """Return what ``rows`` wants of a call on ``x``."""
-    return kind(case).given(case.make(), (x,) * case.times, {})
-
-
-def output(layer: nn.Module, x: Tensor, times: int = 0) -> Tensor:
-    """Return a layer's main output.
-
-    Args:
-        times: it takes its input; 0 asks the layer.
-    """
-    y = layer(*(x,) * (times or (3 if hasattr(layer, "num_heads") else 1)))
-    return y[0] if isinstance(y, tuple) else y
+def main(y: Any) -> Tensor:
+    """Return the main one of what a layer puts out."""
+    found: Tensor = y[0] if isinstance(y, tuple) else y
+    return found

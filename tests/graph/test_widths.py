@@ -30,7 +30,7 @@ AT_ALPHA_2: dict[str, dict[str, tuple[int, int]]] = {
     "tied": {"words": (30, 24), "inner": (24, 40), "outer": (40, 24), "decoder": (24, 30)},
     "recurrent": {"words": (30, 24), "lstm": (24, 20), "head": (40, 5)},
     "packed": {"words": (30, 24), "lstm": (24, 20), "head": (20, 5)},
-    "projected": {"stem": (6, 24), "head": (8, 5)},
+    "projected": {"stem": (6, 24), "gru": (24, 20), "cell": (20, 16), "head": (16, 5)},
     "two inputs": {
         "image": (7, 24),
         "words": (30, 32),
@@ -45,7 +45,7 @@ AT_ALPHA_2: dict[str, dict[str, tuple[int, int]]] = {
     "split": {"stem": (3, 32), "side": (16, 16), "head": (32, 5)},
     "hard view": {"conv": (3, 8), "hidden": (128, 48), "head": (48, 5)},
     "attention": {"stem": (6, 48), "qkv": (48, 144), "out": (48, 48), "head": (48, 5)},
-    "fused": {"stem": (6, 48), "attention": (48, 48), "mlp": (48, 48), "head": (48, 5)},
+    "fused": {"stem": (6, 48), "attention.out_proj": (48, 48), "mlp": (48, 48), "head": (48, 5)},
     "functional": {"first": (6, 24), "used": (24, 24), "head": (24, 5)},
     "sides": {
         "stem": (6, 24),

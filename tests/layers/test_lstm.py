@@ -12,11 +12,11 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.flop_counter import FlopCounterMode
 
 from bp_convert.errors import FactorError
-from bp_convert.layers import lstm as lstm_module
-from bp_convert.layers import lstm_cost
+from bp_convert.layers import recurrent_stack
 from bp_convert.layers.lstm import BPLSTM
-from bp_convert.layers.lstm_cost import prefers_factored
-from bp_convert.layers.lstm_paths import GateProduct, built, one_chunk
+from bp_convert.recurrence import path_cost
+from bp_convert.recurrence.path_cost import prefers_factored
+from bp_convert.recurrence.paths import GateProduct, built, one_chunk
 from bp_convert.values.factors import FactorSpec
 from tests.oracles import kron_sum
 from tests.oracles import lstm as naive
@@ -49,7 +49,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 def _force(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    for module in (lstm_module, lstm_cost):
+    for module in (recurrent_stack, path_cost):
         monkeypatch.setattr(module, "prefers_factored", lambda *_: path == "factored")
 
 
@@ -72,7 +72,7 @@ def _dense(layer: BPLSTM) -> list[list[dict[str, Tensor]]]:
     layers = []
     for index in range(layer.num_layers):
         sides = []
-        for suffix in layer.sides(index):
+        for suffix in layer.frame.sides(index):
             one: dict[str, Tensor] = {}
             for role in ("ih", "hh"):
                 w1, w2 = layer.pair(role, suffix)
@@ -208,7 +208,7 @@ def test_the_gates_are_four_kronecker_sums(
 def test_one_chunk_holds_the_same_weights_matrices_first(bias: bool) -> None:
     layer = BPLSTM(6, 4, 2, bias, bidirectional=True)
     weights = layer._build()
-    moved = one_chunk(weights, 4 if bias else 2)
+    moved = one_chunk(weights)
     for one, two in zip(moved, weights, strict=True):
         assert torch.equal(one, two)
     assert len({one.untyped_storage().data_ptr() for one in moved}) == 1
@@ -409,7 +409,7 @@ def test_a_fresh_layer_varies_like_a_fresh_dense_one(rank: int) -> None:
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"proj_size": 2}, "proj_size=2"),
+        ({"proj_size": 4}, "proj_size=4"),
         ({"num_layers": 0}, "num_layers=0"),
         ({"dropout": 1.5}, "dropout=1.5"),
         ({"factors": {"ih_l0": FactorSpec(out=(2, 2), inp=(2, 3))}}, "hh_l0"),

@@ -16,7 +16,7 @@ from bp_convert import storage
 from bp_convert.data import Examples
 from bp_convert.errors import PlanError
 from bp_convert.kinds import Spread, kind_of
-from bp_convert.kinds.lstm_kind import LSTMKind
+from bp_convert.kinds.recurrent_kind import LSTMKind
 from bp_convert.kron.contract import bilinear_macs
 from bp_convert.models import build
 from bp_convert.planner import prepare

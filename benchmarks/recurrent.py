@@ -1,10 +1,10 @@
-"""Compare BPLSTM with nn.LSTM, and the rule that picks its path with the clock.
+"""Compare bilinear LSTMs, GRUs, RNNs with torch's, and the rule that picks a path with the clock.
 
-    python benchmarks/lstm.py [--train] [--threads N] [--fit]
+    python benchmarks/recurrent.py [LSTM|GRU|RNN_TANH] [--train] [--threads N] [--fit]
 
-Prints how many times faster than nn.LSTM each path and the default are (above 1 is faster). The
-least of several interleaved passes stands for each, as a shared machine only ever adds. With
---fit the prices of ``bp_convert/layers/lstm_cost.py`` are fitted to this machine and printed.
+Prints how many times faster than torch's layer each path and the default are (above 1 is faster).
+The least of several interleaved passes stands for each, as a shared machine only ever adds. With
+--fit the prices of ``bp_convert/recurrence/path_cost.py`` are fitted to this machine and printed.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.clock import machine, prices
-from bp_convert.layers import lstm_cost
-from bp_convert.layers.lstm import BPLSTM
+from bp_convert.layers import BPGRU, BPLSTM, BPRNN
+from bp_convert.layers.recurrent_stack import RecurrentStack
+from bp_convert.recurrence import path_cost
 
+LAYERS: dict[str, type[RecurrentStack]] = {"LSTM": BPLSTM, "GRU": BPGRU, "RNN_TANH": BPRNN}
 SIZES = ((32, 64), (128, 128), (256, 256), (512, 512), (256, 1000))
 BATCHES = (1, 8, 32)
 STEPS = (5, 20, 100)
 RANKS = (1, 8)
 SLACK = 1.1  # a pick within this of the faster path is no mistake
 
-Row = tuple[BPLSTM, int, int, dict[str, float]]
+Row = tuple[RecurrentStack, int, int, dict[str, float]]
 
 
 def main() -> None:
     options = argparse.ArgumentParser()
+    options.add_argument("mode", nargs="?", default="LSTM", choices=LAYERS)
     options.add_argument("--train", action="store_true", help="time forward and backward")
     options.add_argument("--fit", action="store_true", help="fit the prices of the rule")
     options.add_argument("--threads", type=int, default=1)
@@ -43,13 +46,14 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(given.threads)
     print(machine(), "training" if given.train else "inference", sep=", ")
-    print("input hidden batch steps terms | nn.LSTM us | default factored fused | rule")
+    kind = LAYERS[given.mode]
+    print("input hidden batch steps terms |   dense us | default factored fused | rule")
     rows = []
     for (inputs, hidden), batch, steps, rank in product(SIZES, BATCHES, STEPS, RANKS):
         if hidden * batch * steps > 1000 * 32 * 20:
             continue
-        layer = BPLSTM(inputs, hidden, rank=rank).train(given.train)
-        times = timed(nn.LSTM(inputs, hidden).train(given.train), layer, batch, steps)
+        layer = kind(inputs, hidden, rank=rank).train(given.train)
+        times = timed(kind.DENSE(inputs, hidden).train(given.train), layer, batch, steps)
         rows.append((layer, steps, batch, times))
         _print(*rows[-1])
     _judge(rows)
@@ -58,7 +62,7 @@ def main() -> None:
             print(side, {name: float(f"{x:.2g}") for name, x in fit(rows, side).items()})
 
 
-def timed(dense: nn.LSTM, layer: BPLSTM, batch: int, steps: int) -> dict[str, float]:
+def timed(dense: nn.Module, layer: RecurrentStack, batch: int, steps: int) -> dict[str, float]:
     """Return the least microseconds of one call: dense, default, and either path forced."""
     x = torch.randn(steps, batch, layer.input_size)
     forced = {factored: _force(copy.deepcopy(layer), factored) for factored in (True, False)}
@@ -89,14 +93,14 @@ def _call(module: nn.Module, x: Tensor) -> None:
             y.sum().backward()
 
 
-def _force(layer: BPLSTM, factored: bool) -> BPLSTM:
+def _force(layer: RecurrentStack, factored: bool) -> RecurrentStack:
     layer._factored = lambda *_: factored  # type: ignore[method-assign]
     return layer
 
 
-def _print(layer: BPLSTM, steps: int, batch: int, times: dict[str, float]) -> None:
+def _print(layer: RecurrentStack, steps: int, batch: int, times: dict[str, float]) -> None:
     rank = layer.factors["hh_l0"].rank
-    told = lstm_cost.prefers_factored(layer.factors, steps, batch)
+    told = path_cost.prefers_factored(layer.factors, steps, batch, layer.mode)
     ratios = "   ".join(
         f"{times['dense'] / times[n]:6.2f}" for n in ("default", "factored", "fused")
     )
@@ -110,7 +114,7 @@ def _print(layer: BPLSTM, steps: int, batch: int, times: dict[str, float]) -> No
 def _judge(rows: list[Row]) -> None:
     wrong = 0
     for layer, steps, batch, times in rows:
-        told = lstm_cost.prefers_factored(layer.factors, steps, batch)
+        told = path_cost.prefers_factored(layer.factors, steps, batch, layer.mode)
         taken, other = ("factored", "fused") if told else ("fused", "factored")
         wrong += times[taken] > SLACK * times[other]
     print(f"{len(rows)} cases, {wrong} where the rule picks a path more than 10 % slower")
@@ -118,11 +122,12 @@ def _judge(rows: list[Row]) -> None:
 
 def fit(rows: list[Row], side: str) -> dict[str, float]:
     """Return the prices of one path."""
-    count = lstm_cost.loop_counts if side == "factored" else lstm_cost.fused_counts
+    count = path_cost.loop_counts if side == "factored" else path_cost.fused_counts
     return prices(
         [
-            (count(*layer.factors.values(), steps, batch), times[side])
+            (count(one, steps, batch), times[side])
             for layer, steps, batch, times in rows
+            for one in path_cost.levels(layer.factors, layer.mode)
         ]
     )
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from bp_convert.kinds import kind_of
-from bp_convert.kinds.lstm_passes import lstm_weights
+from bp_convert.kinds.recurrent_passes import recurrent_weights
 from tests.tolerances import assert_near
 
 
@@ -40,7 +40,7 @@ def test_they_are_the_squared_derivatives_of_the_state(both: bool) -> None:
     torch.manual_seed(0)
     lstm = nn.LSTM(5, 3, 2, bidirectional=both).double()
     x = 3 * torch.randn(7, 1, 5, dtype=torch.float64)
-    found = lstm_weights(lstm, x)
+    found = recurrent_weights(lstm, x)
     assert set(found) == {"ih_l0", "hh_l0", "ih_l1", "hh_l1"}
     first = nn.LSTM(5, 3, bidirectional=both).double()
     first.load_state_dict({n: p for n, p in lstm.state_dict().items() if "l0" in n})
@@ -56,8 +56,8 @@ def test_padding_counts_for_nothing() -> None:
     lstm = nn.LSTM(5, 3, bidirectional=True)
     long, short = torch.randn(6, 5), torch.randn(4, 5)
     padded = torch.stack([long, torch.cat([short, torch.full((2, 5), 9.0)])], 1)
-    packed = lstm_weights(lstm, pack_padded_sequence(padded, [6, 4]))
-    alone = [lstm_weights(lstm, one[:, None]) for one in (long, short)]
+    packed = recurrent_weights(lstm, pack_padded_sequence(padded, [6, 4]))
+    alone = [recurrent_weights(lstm, one[:, None]) for one in (long, short)]
     for role, sides in packed.items():
         for side, found in enumerate(sides):
             both = alone[0][role][side] * 6 + alone[1][role][side] * 4
@@ -69,7 +69,7 @@ def test_a_gate_that_is_shut_costs_nothing() -> None:
     with torch.no_grad():
         lstm.bias_ih_l0[:2] = -40  # no input gets in, so that nothing but the output gate counts
         lstm.bias_hh_l0[:2] = 0
-    (found,) = lstm_weights(lstm, torch.randn(5, 3, 4))["ih_l0"]
+    (found,) = recurrent_weights(lstm, torch.randn(5, 3, 4))["ih_l0"]
     assert float(found.max()) < 1e-12
 
 
