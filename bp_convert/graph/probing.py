@@ -53,12 +53,47 @@ def differs(
         if dtype != own:
             cast(one, dtype)
             cast(two, dtype)
-        for mode in (False, True) if training else (False,):
+        for mode in (False, True) if training and dtype == own else (False,):
             with draws_kept(one), in_mode(one, training=mode), in_mode(two, training=mode):
                 said = _compared(kind, one, two, full=dtype == own, exact=exact)
             if said:
                 return f"{said} {'in train mode' if mode else 'in eval mode'}"
     return ""
+
+
+def code_of(layer: nn.Module) -> object:
+    """Return what is equal for two layers of the same code, structure and settings, whatever their
+    weights: one of them need be tried. It is a layer's own where that holds more than settings."""
+    found = []
+    try:
+        for name, module in layer.named_modules():
+            held = {key: one for key, one in vars(module).items() if key != "_modules"}
+            found.append((name, type(module), _frozen(held)))
+    except TypeError:
+        return id(layer)
+    return tuple(found)
+
+
+def _frozen(value: object) -> object:
+    """Return settings in a form that can be compared.
+
+    Raises:
+        TypeError: they are no plain values.
+    """
+    kind = type(value)
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
+        return kind, value
+    if isinstance(value, Tensor):
+        return kind, tuple(value.shape), value.dtype
+    if isinstance(value, dict):
+        return kind, tuple((key, _frozen(one)) for key, one in value.items())
+    if isinstance(value, tuple | list):
+        return kind, tuple(map(_frozen, value))
+    if isinstance(value, set):
+        return kind, frozenset(value)
+    if kind.__module__.startswith("torch.") and hasattr(value, "__dict__"):  # a hook of torch's
+        return kind, _frozen(vars(value))
+    raise TypeError(kind)
 
 
 def draw(kind: Kind, plain: Any) -> list[Tensor]:
@@ -79,14 +114,19 @@ def _shapes(kind: Kind, plain: Any) -> list[tuple[int, ...]]:
     if not isinstance(plain, ConvBase):
         inputs = getattr(plain, kind.fields[0])
         return [(3, inputs), (2, 3, inputs), (inputs,)]
+    pad = max(_sides(plain))
     spans = [
-        max(d * (k - 1) + 1, *(2 * one for one in _sides(plain))) + 2
+        max(d * (k - 1) + 1, pad + 1)
         for k, d in zip(plain.kernel_size, plain.dilation, strict=True)
     ]
     # Padding that is computed from the input may be right for some sizes: all rests are tried.
-    steps = range(max(2, *plain.stride))
-    sizes = [tuple(span + more for span in spans) for more in steps]
-    return [(2, plain.in_channels, *one) for one in sizes] + [(plain.in_channels, *sizes[0])]
+    sizes = [tuple(span + more for span in spans) for more in range(max(2, *plain.stride))]
+    channels = plain.in_channels
+    return [
+        (2, channels, *sizes[0]),
+        *((1, channels, *one) for one in sizes[1:]),
+        (channels, *sizes[1]),
+    ]
 
 
 def _sides(plain: Any) -> Sequence[int]:
@@ -97,35 +137,35 @@ def _compared(kind: Kind, layer: nn.Module, plain: nn.Module, *, full: bool, exa
     """Run both on every input; return what is wrong, in words.
 
     Args:
-        full: on large, small and negative inputs of each shape; else on few.
+        full: on large, small and negative inputs and on each shape; else on one.
     """
     inputs = draw(kind, plain)
     if not kind.lookup:
-        first = inputs[0]
-        edges = [torch.zeros_like(first), LARGE * first, -first.abs()]
-        inputs = [*inputs, *edges] if full else [first, edges[1]]
+        first = inputs[0][:1]
+        inputs += [torch.zeros_like(first), LARGE * first, -first.abs()]
     before = {name: one.detach().clone() for name, one in all_weights(layer).items()}
-    for x in inputs:
-        given = x.clone().requires_grad_(x.is_floating_point())
-        wanted = x.clone().requires_grad_(x.is_floating_point())
-        try:
-            expected = _outputs(plain, wanted)
-        except Exception:  # not in this precision, or not of this shape
-            continue
-        try:
-            got, again = _outputs(layer, given), _outputs(layer, x.clone())
-        except Exception as problem:
-            return f"it stops ({type(problem).__name__}) on an input of shape {tuple(x.shape)}"
-        words = _parted(got, expected, x, exact)
-        if words:
-            return words
+    for number, x in enumerate(inputs if full else inputs[:1]):
+        closely = number == 0
+        slopes = closely and x.is_floating_point()
+        given, wanted = (x.clone().requires_grad_(slopes) for _ in range(2))
+        with torch.set_grad_enabled(slopes):
+            try:
+                expected = _outputs(plain, wanted)
+            except Exception:  # not in this precision, or not of this shape
+                continue
+            try:
+                got = _outputs(layer, given)
+                again = _outputs(layer, x.clone()) if closely else got
+            except Exception as problem:
+                return f"it stops ({type(problem).__name__}) on an input of {tuple(x.shape)}"
+        said = _parted(got, expected, x, exact)
+        if said:
+            return said
         if any(not torch.equal(a, b) for a, b in zip(got, again, strict=True)):
             return "it gives another output at each call"
         if not torch.equal(given.detach(), x):
             return "it writes on its input"
-        if given.requires_grad and _parted(
-            _slopes(got, given), _slopes(expected, wanted), x, exact
-        ):
+        if slopes and _parted(_slopes(got, given), _slopes(expected, wanted), x, exact):
             return "its gradient is another"
     after = all_weights(layer)
     changed = [name for name, one in before.items() if not torch.equal(one, after[name])]

@@ -13,6 +13,7 @@ from torch import nn
 
 from bp_convert.errors import PlanError
 from bp_convert.graph.overlap import Holding, meetings
+from bp_convert.graph.probing import code_of
 from bp_convert.graph.standing import COMPUTING, Standing, disproved, outline, standing
 from bp_convert.kinds import Kind, kind_of
 from bp_convert.torch_private import hooks_of
@@ -134,6 +135,7 @@ def structural_reasons(
         keep_parametrized: layers whose weight is computed stay.
     """
     reasons: dict[str, str] = {}
+    tried: dict[object, str] = {}  # layers that are alike are tried once
     met = meetings(model)
     parts_of_attention = {
         id(child): name
@@ -150,7 +152,11 @@ def structural_reasons(
             reason = _tied(site, met)
         if reason is None and keep_parametrized and (computed := site.standing.computed):
             reason = f"its weight is computed ({computed}), and that is to be kept"
-        reason = reason or disproved(site.kind, module, site.standing) or None
+        if reason is None and (reason := site.standing.trouble or None) is None:
+            key = code_of(module), bool(site.standing.computed)
+            if key not in tried:
+                tried[key] = disproved(site.kind, module, site.standing)
+            reason = tried[key] or None
         if reason is not None:
             reasons[site.name] = reason
     return reasons
