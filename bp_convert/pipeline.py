@@ -20,6 +20,7 @@ from bp_convert.evaluation import Scorer
 from bp_convert.fakes.inputs import settle_values
 from bp_convert.files.read_model import Loaded, load_model
 from bp_convert.fitting import fit_to_data
+from bp_convert.graph.adapters import merged
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import SampleInputs, device_of, given_sample
 from bp_convert.graph.ready import check_ready
@@ -37,6 +38,7 @@ from bp_convert.values.report import Report
 from bp_convert.values.settings import Init, Settings, SettingsKeywords
 from bp_convert.values.tensors import TensorSpec
 from bp_convert.verify import fingerprint_of_data, verify
+from bp_convert.verify.fingerprint import check_untouched
 from bp_convert.widths.channel_map import ChannelMaps
 
 # What forward takes: described, or values with the examples on their first axis.
@@ -107,9 +109,10 @@ def prepared(
     """Do as ``plan``, and keep what was found out for a ``convert`` of this model."""
     check_ready(model, values=False)
     given, sample = _request(model, settings, inputs, asked)
+    model, notes = _merged(model, given)
     examples = None if calibrate is None else examples_for(model, calibrate, given)
     with told(progress) as tell:
-        return prepare(model, given, examples=examples, given=sample, progress=tell)
+        return prepare(model, given, examples=examples, given=sample, progress=tell, notes=notes)
 
 
 def apply(
@@ -130,6 +133,7 @@ def apply(
         DataError: the data does not fit the model.
     """
     check_ready(model)
+    model, _ = _merged(model, plan.settings)
     with carried_out(model):
         plan = recount(model, plan)
     examples = None if calibrate is None else examples_for(model, calibrate, plan.settings)
@@ -186,11 +190,12 @@ def convert(
     start = time.perf_counter()
     check_ready(model)
     floating, sizes = _dtype(dtype), _batches(measure)
-    before = fingerprint_of_data(model)
     given, sample = _request(model, settings, inputs, asked)
     ready = plan if isinstance(plan, Planned) else None
     plan = plan.plan if isinstance(plan, Planned) else plan
     given = given if plan is None else plan.settings
+    model, notes = _merged(model, given)
+    before = fingerprint_of_data(model)
     scorer = evaluate if isinstance(evaluate, Scorer) else None
     uses = Uses(calibrate, evaluate=None if scorer is not None else evaluate)
     split = split_for(model, uses, given)
@@ -199,7 +204,9 @@ def convert(
         scorer = Scorer(model, split.evaluate.examples, metric)
     with told(progress) as tell:
         if plan is None:
-            ready = prepare(model, given, examples=examples, given=sample, progress=tell)
+            ready = prepare(
+                model, given, examples=examples, given=sample, progress=tell, notes=notes
+            )
             plan = ready.plan
         elif ready is None:
             plan = recount(model, plan)
@@ -306,6 +313,20 @@ def _request(
         return _settings(settings, described, asked), None
     sample = settle_values(model, given_sample(described))
     return _settings(settings, sample.specs or None, asked), sample
+
+
+def _merged(model: nn.Module, settings: Settings) -> tuple[nn.Module, Sequence[str]]:
+    """Return a copy with its adapters merged where that is asked for, and words on it.
+
+    Raises:
+        PlanError: an adapter cannot be merged.
+    """
+    if not settings.merge_adapters:
+        return model, ()
+    before = fingerprint_of_data(model)
+    made, count = merged(model)
+    check_untouched(model, before)
+    return made, [f"{count or 'no'} adapter{'' if count == 1 else 's'} merged first"]
 
 
 def _settings(

@@ -25,6 +25,7 @@ from bp_convert.files.folder import check_foldable, save_folder
 from bp_convert.files.read_model import load_model
 from bp_convert.files.reread import read_back
 from bp_convert.files.writable import check_whole, check_writable
+from bp_convert.graph.adapters import merged
 from bp_convert.graph.clone import clone, plain_clone
 from bp_convert.graph.example import SampleInputs
 from bp_convert.graph.running import Args, Kwargs, evaluating, in_mode, run, same_draws
@@ -169,6 +170,8 @@ def restored(
         source = arch_factory(read.arch, trust=trust)()
     else:
         raise _needs_model(where, "weights and a plan, without the architecture they belong to")
+    if made.settings.merge_adapters:
+        source, _ = merged(source)
     # Every start is random: structure without fitting.
     layers = tuple(one.model_copy(update={"init": "random"}) for one in made.layers)
     empty = apply_plan(source, made.model_copy(update={"layers": layers})).model

@@ -71,6 +71,7 @@ def convert(
     convert_head: o.ConvertHead = False,
     convert_anyway: o.ConvertAnyway = False,
     keep_parametrized: o.KeepParametrized = False,
+    merge_adapters: o.MergeAdapters = False,
     unchecked: o.Unchecked = False,
     layerwise: o.Layerwise = None,
     settings: o.SettingsFile = None,
@@ -98,7 +99,8 @@ def convert(
     asks = {
         "target": target, "method": method, "alpha": alpha, "rank": rank, "pairs": pairs,
         "init": init, "include": include, "exclude": exclude, "convert_head": convert_head,
-        "convert_anyway": convert_anyway, "keep_parametrized": keep_parametrized, "seed": seed,
+        "convert_anyway": convert_anyway, "keep_parametrized": keep_parametrized,
+        "merge_adapters": merge_adapters, "seed": seed,
     }  # fmt: skip
     o.check_plan(ctx, plan, **asks, input=input, settings=settings)
     o.check_data(

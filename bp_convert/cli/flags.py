@@ -256,6 +256,10 @@ KeepParametrized = Annotated[
         "standardised weights); else the weight in effect is taken.",
     ),
 ]
+MergeAdapters = Annotated[
+    bool,
+    option(WHICH, "--merge-adapters", "Merge LoRA adapters into their layers first."),
+]
 Unchecked = Annotated[
     bool,
     option(

@@ -97,6 +97,7 @@ def sweep(
     exclude: o.Exclude = None,
     convert_anyway: o.ConvertAnyway = False,
     keep_parametrized: o.KeepParametrized = False,
+    merge_adapters: o.MergeAdapters = False,
     output: Annotated[
         Path | None,
         o.option(
@@ -142,6 +143,7 @@ def sweep(
                 method=method,
                 convert_anyway=convert_anyway,
                 keep_parametrized=keep_parametrized,
+                merge_adapters=merge_adapters,
             ),
             calibrate=calibrate,
             examples=examples or EXAMPLES,
@@ -204,6 +206,7 @@ def inspect(
     convert_head: o.ConvertHead = False,
     convert_anyway: o.ConvertAnyway = False,
     keep_parametrized: o.KeepParametrized = False,
+    merge_adapters: o.MergeAdapters = False,
     settings: o.SettingsFile = None,
     json_only: o.Json = False,
     quiet: o.Quiet = False,
@@ -224,6 +227,7 @@ def inspect(
             convert_head=convert_head,
             convert_anyway=convert_anyway,
             keep_parametrized=keep_parametrized,
+            merge_adapters=merge_adapters,
         )
         check_model(model)
         from bp_convert import pipeline

@@ -31,7 +31,7 @@ def near(kind: Kind, layer: nn.Module, plain: nn.Module) -> bool:
     x = draw(kind, plain)[0]
     one, two = (in_mode(copy, training=False) for copy in copies)
     with draws_kept(layer), torch.no_grad(), one, two:
-        return not _parted(_outputs(copies[0], x), _outputs(copies[1], x), x)
+        return not parted(_outputs(copies[0], x), _outputs(copies[1], x), x)
 
 
 def differs(
@@ -158,14 +158,14 @@ def _compared(kind: Kind, layer: nn.Module, plain: nn.Module, *, full: bool, exa
                 again = _outputs(layer, x.clone()) if closely else got
             except Exception as problem:
                 return f"it stops ({type(problem).__name__}) on an input of {tuple(x.shape)}"
-        said = _parted(got, expected, x, exact)
+        said = parted(got, expected, x, exact)
         if said:
             return said
         if any(not torch.equal(a, b) for a, b in zip(got, again, strict=True)):
             return "it gives another output at each call"
         if not torch.equal(given.detach(), x):
             return "it writes on its input"
-        if slopes and _parted(_slopes(got, given), _slopes(expected, wanted), x, exact):
+        if slopes and parted(_slopes(got, given), _slopes(expected, wanted), x, exact):
             return "its gradient is another"
     after = all_weights(layer)
     changed = [name for name, one in before.items() if not torch.equal(one, after[name])]
@@ -188,7 +188,7 @@ def _slopes(outputs: Sequence[Tensor], x: Tensor) -> list[Tensor]:
     return [torch.autograd.grad(torch.stack(parts).sum(), x, allow_unused=True)[0]]
 
 
-def _parted(
+def parted(
     got: Sequence[Tensor], expected: Sequence[Tensor], x: Tensor, exact: bool = False
 ) -> str:
     """Say how two lists of outputs on an input differ."""

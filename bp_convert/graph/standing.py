@@ -92,9 +92,11 @@ def standing(kind: Kind, layer: nn.Module) -> Standing:
         with draws_kept(layer):
             if kind.matches(layer):
                 return _of_computed(kind, layer, computed_by(layer))
-            if near(kind, layer, _taken(kind, layer)):
+            own = taken(kind, layer)
+            alike = near(kind, layer, own)
+            if alike and _same_tensors(layer, own):
                 return Standing(layer, f"subclass {name}, computes as {base} (probed)")
-            other = _other_weight(kind, layer)
+            other = own if alike else _other_weight(kind, layer)
     except Exception as problem:  # of the user's code
         said = f"{type(problem).__name__}: {problem}".splitlines()[0][:120]
         return Standing(layer, trouble=f"its weight in effect cannot be read: {said}")
@@ -109,7 +111,7 @@ def disproved(kind: Kind, layer: nn.Module, found: Standing) -> str:
     if found.trouble or is_plain(kind, layer):
         return found.trouble
     own = not kind.matches(layer)  # what hooks and parametrisations do in train mode is dropped
-    plain = _taken(kind, layer) if found.layer is layer else found.layer
+    plain = taken(kind, layer) if found.layer is layer else found.layer
     try:
         said = differs(kind, layer, plain, training=own, exact=found.layer is layer)
     except Exception as problem:  # of the user's code
@@ -135,7 +137,7 @@ def _words(thing: object) -> str:
 
 def _of_computed(kind: Kind, layer: nn.Module, computed: str) -> Standing:
     """Read the tensors that a layer computes in eval mode."""
-    found, again = _taken(kind, layer), _taken(kind, layer)
+    found, again = taken(kind, layer), taken(kind, layer)
     both = zip(found.parameters(), again.parameters(), strict=True)
     if any(not torch.equal(one, two) for one, two in both):
         return Standing(layer, trouble=f"its weight ({computed}) is another at each call")
@@ -144,7 +146,7 @@ def _of_computed(kind: Kind, layer: nn.Module, computed: str) -> Standing:
 
 
 @torch.no_grad()
-def _taken(kind: Kind, layer: nn.Module) -> nn.Module:
+def taken(kind: Kind, layer: nn.Module) -> nn.Module:
     """Return the plain layer of the tensors that a copy of a layer shows in eval mode."""
     copy: Any = evaluating(clone(layer, apart=True))
     for hook in hooks_of(copy)[0].values():
@@ -220,6 +222,14 @@ class _Caught(TorchFunctionMode):
             if isinstance(weight, Tensor):
                 self.weights.append(weight.detach().clone())
         return func(*args, **(kwargs or {}))
+
+
+def _same_tensors(layer: nn.Module, plain: nn.Module) -> bool:
+    """Return whether a layer holds the tensors of the plain one, which a change to eval mode may
+    have set."""
+    held = dict(layer.named_parameters())
+    both = ((held.get(name), one) for name, one in plain.named_parameters())
+    return all(mine is not None and torch.equal(mine, one) for mine, one in both)
 
 
 # The plain layer

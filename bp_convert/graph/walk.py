@@ -12,6 +12,7 @@ from functools import cached_property
 from torch import nn
 
 from bp_convert.errors import PlanError
+from bp_convert.graph.adapters import is_adapted, parts_of_adapters
 from bp_convert.graph.overlap import Holding, meetings
 from bp_convert.graph.probing import code_of
 from bp_convert.graph.standing import COMPUTING, Standing, disproved, outline, standing
@@ -143,9 +144,12 @@ def structural_reasons(
         if isinstance(module, nn.MultiheadAttention)
         for child in module.modules()
     }
+    adapters = parts_of_adapters(model)
     for site in sites:
         module = site.held
         reason = _own_reason(module)
+        if id(module) in adapters:
+            reason = f"it is a part of the adapter {adapters[id(module)]}"
         if reason is None and id(module) in parts_of_attention:
             reason = "nn.MultiheadAttention reads its weight without calling it"
         if reason is None:
@@ -166,6 +170,8 @@ def _own_reason(module: nn.Module) -> str | None:
     before, *others = hooks_of(module)
     if any(others) or not all(isinstance(one, COMPUTING) for one in before.values()):
         return "it carries hooks of its own"
+    if is_adapted(module):
+        return "it holds an adapter of its own (--merge-adapters merges it first)"
     if "forward" in module.__dict__:
         return "its forward is replaced on the instance"
     extra = [

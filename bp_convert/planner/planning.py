@@ -10,6 +10,7 @@ from torch import nn
 from bp_convert.counting import count_bytes, count_params, with_counts
 from bp_convert.data import Examples
 from bp_convert.errors import PlanError, TraceError
+from bp_convert.graph.adapters import adapters_of
 from bp_convert.graph.example import SampleInputs
 from bp_convert.graph.observe import Observation, observe
 from bp_convert.graph.others import others_of, shared_by
@@ -42,6 +43,7 @@ def prepare(
     examples: Examples | None = None,
     given: SampleInputs | None = None,
     progress: Progress | None = None,
+    notes: Sequence[str] = (),
 ) -> Planned:
     """Decide for every layer of ``model`` what becomes of it, and why; keep what was found out on
     the way for whoever carries the plan out.
@@ -55,6 +57,7 @@ def prepare(
         given: example inputs that are values; None takes the settings' description, what the
             calibration data looks like, or a guess.
         progress: called with words, steps done and their number.
+        notes: what concerns the whole model and is known already.
 
     Raises:
         PlanError: a pattern that matches nothing, pairs that do not fit, or widening without an
@@ -62,9 +65,11 @@ def prepare(
         DataError: the model does not run on the examples.
         TraceError: the model does not run on the given input.
     """
-    return _Planning(
+    planning = _Planning(
         model, settings or Settings(), examples, progress or (lambda *_: None), given
-    ).run()
+    )
+    planning.notes += notes
+    return planning.run()
 
 
 def candidate_units(
@@ -101,6 +106,7 @@ class _Planning:
         self.requests = requests_of(settings, self.sites)
         self.widths = WidthPlan({})
         self.notes: list[str] = []
+        self.adapted = {getattr(one, "base_layer", one) for one in adapters_of(model).values()}
 
     def run(self) -> Planned:
         self.progress("reading the model", 0, self.STEPS)
@@ -214,6 +220,11 @@ class _Planning:
         replaced = not reason
         if replaced and site.standing.note:
             notes.append(site.standing.note)
+        if replaced and site.held in self.adapted:
+            notes.append(
+                "its adapter stays beside it, and cannot be merged any more: --merge-adapters does "
+                "so first"
+            )
         macs = kind.macs(module, after, factors, shapes) // seen.examples if replaced else 0
         return LayerPlan(
             name=site.name,

@@ -81,6 +81,8 @@ class Settings(Value):
         keep_parametrized: leave layers as they are that compute their weight, such as by weight
             norm, by a pruning mask or in a forward of their own; by default the weight that they
             have in eval mode is factored and the computation dropped.
+        merge_adapters: merge LoRA adapters into their layers first; by default the base layers are
+            converted and the adapters kept beside them.
         inputs: example inputs; empty lets them be inferred.
         seed: of every random start.
     """
@@ -97,6 +99,7 @@ class Settings(Value):
     convert_head: bool = False
     convert_anyway: bool = False
     keep_parametrized: bool = False
+    merge_adapters: bool = False
     inputs: tuple[TensorSpec, ...] = ()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
@@ -138,4 +141,5 @@ class SettingsKeywords(TypedDict, total=False):
     convert_head: bool
     convert_anyway: bool
     keep_parametrized: bool
+    merge_adapters: bool
     seed: int
