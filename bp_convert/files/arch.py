@@ -5,16 +5,16 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 
 from torch import nn
 
 from bp_convert.errors import BpConvertError, CheckpointError
+from bp_convert.hub.layout import CONFIG, class_named, config_of
 from bp_convert.models import MODELS, build
 from bp_convert.pickles.user_code import covers, run_file, run_module
 from bp_convert.values.architecture import Architecture
@@ -75,15 +75,24 @@ def arch_factory(
 
 
 def arch_of_folder(folder: Path) -> str | None:
-    """Return the architecture of a transformers folder, of the class that its weights are of."""
-    if not (folder / "config.json").is_file():
+    """Return the architecture of a folder of transformers, of the class that its weights are of,
+    or of timm; None of any other."""
+    if not (folder / CONFIG).is_file():
         return None
-    try:
-        named = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
-    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
-        named = None
-    known = isinstance(named, str) and named.isidentifier()
-    return f"transformers:{folder.resolve()}" + (f"?class={named}" if known else "")
+    config = config_of(folder)
+    if isinstance(config.get("architecture"), str) and "model_type" not in config:
+        return _of_timm(config)
+    named = class_named(config)
+    return f"transformers:{folder.resolve()}" + (f"?class={named}" if named else "")
+
+
+def _of_timm(config: dict[str, Any]) -> str:
+    """Return the architecture that timm's config.json tells, with what it was made with."""
+    asked = {key: config[key] for key in ("num_classes", "global_pool") if key in config}
+    given = config.get("model_args")
+    asked.update(given if isinstance(given, dict) else {})
+    words = {key: one if isinstance(one, str) else repr(one) for key, one in asked.items()}
+    return f"timm:{config['architecture']}" + (f"?{urlencode(words)}" if words else "")
 
 
 def absolute(arch: str) -> str:

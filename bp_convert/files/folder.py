@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +14,7 @@ from bp_convert.files.atomic import Prove, write_folder
 from bp_convert.files.read_model import load_model
 from bp_convert.files.reread import bits_of, compare
 from bp_convert.graph.running import evaluating
-from bp_convert.hub.layout import companions, holds_plan
+from bp_convert.hub.layout import copy_companions, holds_plan
 from bp_convert.hub.marked import METHOD, check_class, quiet
 from bp_convert.hub.rebuild import from_pretrained
 
@@ -43,9 +42,8 @@ def save_folder(
 
     def write(place: Path) -> None:
         source = _source(made)
-        for one in companions(source) if source is not None else ():
-            (place / one).parent.mkdir(exist_ok=True)
-            shutil.copyfile(source / one, place / one)
+        if source is not None:
+            copy_companions(source, place)
         with quiet():
             getattr(made, METHOD)(place)
 

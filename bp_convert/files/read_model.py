@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from bp_convert.errors import CheckpointError, PlanError
 from bp_convert.files.arch import ARCH_FORMS, arch_factory, arch_of_folder
 from bp_convert.files.converted import is_converted
 from bp_convert.files.sniff import FileKind, file_kind, refusal
-from bp_convert.files.state import contents, find_states, fit_weights
+from bp_convert.files.state import contents, find_states, fit_weights, weights_alone
 from bp_convert.files.unpickle import listed, load_admitted
 from bp_convert.graph.ready import check_ready
 from bp_convert.hub.layout import WEIGHTS, weight_files
@@ -74,7 +75,7 @@ def load_model(
         if arch is None:
             if kind is FileKind.SAFETENSORS:
                 raise _needs_arch(path, "weights without a model (safetensors)")
-            return _whole(path, load_admitted(path, kind, trust=trust))
+            return _whole(path, _content(path, kind, trust))
         content = contents(path, kind)
         name = module_class(content)
         words = f"the weights of a pickled {name}" if name else ""
@@ -83,6 +84,22 @@ def load_model(
     place, notes = fit_weights(model, content, where=str(path), allow_missing=allow_missing)
     words = words or ", ".join(filter(None, ("a state dict", place)))
     return Loaded(model, f"{words}, loaded into {arch}", arch, notes)
+
+
+def _content(path: Path, kind: FileKind, trust: Sequence[str]) -> object:
+    """Read a file; one that holds weights alone needs no class that it names, but an --arch."""
+    try:
+        return load_admitted(path, kind, trust=trust)
+    except CheckpointError:
+        held = None
+        with suppress(CheckpointError):
+            held = weights_alone(path)
+        if held is None:
+            raise
+        keys = contents(path, kind)
+        lightning = isinstance(keys, dict) and "pytorch-lightning_version" in keys
+        what = "a Lightning checkpoint" if lightning else "a checkpoint with settings beside them"
+        raise _needs_arch(path, f"weights without a model ({what})") from None
 
 
 def _whole(path: Path, content: object) -> Loaded:

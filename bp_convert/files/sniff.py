@@ -20,6 +20,16 @@ _LEGACY_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the first pickle 
 _HEAD = 64 * 1024
 _PICKLE_PROTOCOLS = range(2, 6)
 
+_TORCH_TWIN = (
+    "give the PyTorch model: the same one, if it was made in PyTorch; others have to be trained or "
+    "rebuilt there first"
+)
+_TENSORFLOW = ("a TensorFlow model", _TORCH_TWIN)
+_ONNX = (
+    "an ONNX model",
+    "give the PyTorch model that it was exported from; the result can be exported to ONNX again",
+)
+
 # First bytes of files that people take for PyTorch models: (offset, bytes, what it is, what to do).
 _FOREIGN: tuple[tuple[int, bytes, str, str], ...] = (
     (
@@ -29,9 +39,15 @@ _FOREIGN: tuple[tuple[int, bytes, str, str], ...] = (
         "run `git lfs pull` in its repository, then try again",
     ),
     (0, b"\x93NUMPY", "a numpy array", _RESAVE),
-    (0, b"\x89HDF\r\n", "an HDF5 file, such as Keras writes", "give the PyTorch model instead"),
-    (0, b"GGUF", "a GGUF file", "give the PyTorch weights that it was made from"),
-    (4, b"TFL3", "a TensorFlow Lite model", "give the PyTorch model instead"),
+    (0, b"\x89HDF\r\n", "an HDF5 file, such as Keras writes", _TORCH_TWIN),
+    (
+        0,
+        b"GGUF",
+        "a GGUF file",
+        "give the PyTorch weights that it was made from: the folder with config.json and "
+        ".safetensors, which the result can be turned into GGUF from again",
+    ),
+    (4, b"TFL3", "a TensorFlow Lite model", _TORCH_TWIN),
     (0, b"\x1f\x8b", "a gzip archive", "unpack it, and give the model file in it"),
     (0, b"BZh", "a bzip2 archive", "unpack it, and give the model file in it"),
     (0, b"7z\xbc\xaf", "a 7z archive", "unpack it, and give the model file in it"),
@@ -131,6 +147,8 @@ def _kind_of_zip(path: Path) -> FileKind:
         )
     if "data.pkl" in inner:
         return FileKind.TORCH
+    if "model.weights.h5" in names:
+        raise refusal(path, "a Keras model", _TORCH_TWIN)
     if any(name.endswith(".npy") for name in names):
         raise refusal(path, "a numpy .npz archive", _RESAVE)
     raise refusal(path, "a zip archive without a model in it", "unpack it, or give another file")
@@ -147,8 +165,10 @@ def _guess(path: Path, head: bytes) -> tuple[str, str]:
         if b"sklearn" in head or b"joblib" in head:
             return "a scikit-learn or joblib pickle", "give a PyTorch model; this is none"
         return "a plain pickle, which was not written by torch.save", _RESAVE
-    if path.suffix == ".onnx" or (head[:1] == b"\x08" and b"\x12" in head[:4]):
-        return "an ONNX model", "give the PyTorch model that it was exported from"
+    if _is_tensorflow(head):
+        return _TENSORFLOW
+    if path.suffix == ".onnx" or _is_onnx(head):
+        return _ONNX
     if path.suffix == ".safetensors":
         return "a truncated or damaged safetensors file", "copy or download it again"
     if _is_text(head):
@@ -156,6 +176,19 @@ def _guess(path: Path, head: bytes) -> tuple[str, str]:
             return "a web page, perhaps a failed download", "download the model file itself"
         return "a text file", "give the model file itself"
     return "bytes of no known kind, perhaps a damaged file", "copy or download it again"
+
+
+def _is_onnx(head: bytes) -> bool:
+    """Tell the version of its form, from 3 on, in the first field, and the tag of another."""
+    first = len(head) > 2 and head[0] == 8 and 3 <= head[1] < 64
+    return first and head[2] in b"\x12\x1a\x22\x28\x32\x3a\x42"
+
+
+def _is_tensorflow(head: bytes) -> bool:
+    """Tell a saved model, by its version 1, and a frozen graph, by its first operations."""
+    saved = head[:3] == b"\x08\x01\x12"
+    named = any(one in head[:4096] for one in (b"\x12\x0bPlaceholder", b"\x12\x05Const"))
+    return saved or (head[:1] == b"\n" and named)
 
 
 def _is_text(head: bytes) -> bool:
@@ -169,6 +202,15 @@ def _is_text(head: bytes) -> bool:
 
 
 def _guess_folder(path: Path) -> tuple[str, str]:
+    if (path / "saved_model.pb").is_file():
+        return _TENSORFLOW
+    if (path / "open_clip_config.json").is_file():
+        return (
+            "an open_clip checkpoint, which does not say its class in a way that is read here",
+            "pip install open_clip_torch, put `def make(): return "
+            "open_clip.create_model('ViT-B-32')`, with its own name, into clip.py, and say "
+            "--arch clip.py:make",
+        )
     if (path / "config.json").is_file():
         return "the folder of a transformers model", "give the folder where a model is asked for"
     models = sorted(
@@ -176,6 +218,12 @@ def _guess_folder(path: Path) -> tuple[str, str]:
         for one in path.iterdir()
         if one.suffix in {".pt", ".pth", ".bin", ".ckpt", ".safetensors"}
     )
+    foreign = {one.suffix: one for one in path.iterdir() if one.suffix in {".gguf", ".onnx"}}
+    if foreign and not models:
+        try:
+            file_kind(next(iter(foreign.values())))
+        except CheckpointError as problem:
+            return f"a folder of {problem.found}", problem.fix
     if models:
         return "a folder", f"give a file in it, such as {path / models[0]}"
     return "a folder", "give a model file"

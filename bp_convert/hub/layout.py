@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ CONFIG = "config.json"
 PLAN = "bp_convert_plan.json"  # beside the weights: all that the plan says, and why
 CODE = "modeling_bp_convert.py"  # what AutoModel runs where it is trusted
 KEY = "bp_convert"  # in config.json: what the layers are
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+WEIGHTS = (
+    *("model.safetensors", "pytorch_model.bin"),
+    *("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
+)
 
 CODE_TEXT = '''"""The model of this folder, of bilinear projections: pip install bp-convert.
 
@@ -117,6 +121,13 @@ def companions(folder: Path) -> list[Path]:
         if inner.is_dir():
             found += [one for one in sorted(inner.rglob("*")) if one.is_file()]
     return [one.relative_to(folder) for one in found]
+
+
+def copy_companions(source: Path, goal: Path) -> None:
+    """Copy what lies beside the weights in one folder into another."""
+    for one in companions(source):
+        (goal / one).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / one, goal / one)
 
 
 def _parts(modules: Path) -> list[str]:

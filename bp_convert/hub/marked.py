@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ def _autos(config: Any, model: nn.Module) -> Iterator[tuple[str, str]]:
         mapping = getattr(getattr(modeling_auto, name), "_model_mapping", None)
         if not name.startswith("AutoModel") or mapping is None or type(config) not in mapping:
             continue
-        made = mapping[type(config)]
+        made: Any = mapping[type(config)]
         classes = made if isinstance(made, tuple | list) else (made,)
         found = type(model) if type(model) in classes else classes[0]
         if getattr(transformers, found.__name__, None) is found:
@@ -149,8 +150,7 @@ def _autos(config: Any, model: nn.Module) -> Iterator[tuple[str, str]]:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep transformers from drawing bars of its own."""
-    from transformers.utils import logging
-
+    logging: Any = import_module("transformers.utils.logging")
     drawn = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

@@ -34,11 +34,12 @@ def rebuilt(name: str) -> type:
     base = getattr(transformers, name, None)
     if not (isinstance(base, type) and issubclass(base, transformers.PreTrainedModel)):
         raise AttributeError(f"transformers {transformers.__version__} has no model {name!r}")
-    return _made(base)
+    stand: type = _made(base)
+    return stand
 
 
 @functools.cache
-def _made(base: type) -> type:
+def _made(base: Any) -> type:
     names = {"__module__": base.__module__, "__doc__": base.__doc__, "_bp_convert_base": base}
     return _Rebuilt(base.__name__, (base,), names)
 

@@ -24,7 +24,7 @@ from bp_convert.errors import CheckpointError, VerificationError
 from bp_convert.files.atomic import check_folder, put_folder, sync, temporary, write_text
 from bp_convert.graph.running import same_draws
 from bp_convert.graph.walk import walk
-from bp_convert.hub.layout import CODE, CODE_TEXT, PLAN, companions, plan_beside
+from bp_convert.hub.layout import CODE, CODE_TEXT, PLAN, copy_companions, plan_beside
 from bp_convert.hub.marked import config_told
 from bp_convert.hub.rebuild import needed, rebuilt
 from bp_convert.kinds import Spread
@@ -243,9 +243,7 @@ class _Run:
     # What lies beside the weights
 
     def _beside(self) -> None:
-        for one in companions(self.source):
-            (self.work / one).parent.mkdir(exist_ok=True)
-            shutil.copyfile(self.source / one, self.work / one)
+        copy_companions(self.source, self.work)
         if (self.source / _GENERATION).is_file():
             shutil.copyfile(self.source / _GENERATION, self.work / _GENERATION)
         model: Any = self.skeleton.model

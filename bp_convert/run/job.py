@@ -205,7 +205,7 @@ def stream(job: Job, outputs: Outputs, *, dry: bool, progress: Progress) -> Resu
         done, resumed = convert_folder(
             skeleton, folder, plan, outputs.model, force=outputs.force, progress=progress
         )
-        notes += [f"{resumed} files were there from an earlier run"] if resumed else []
+        notes += [f"{resumed} of its files were there from an earlier run"] if resumed else []
         files.append(outputs.model)
     seconds = time.perf_counter() - start
     report = _noted(report_of(plan, done, source=words, seconds=seconds), notes)

@@ -53,6 +53,12 @@ def _zip(path: Path) -> None:
         archive.writestr("readme.txt", "hello")
 
 
+def _keras(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("metadata.json", "config.json", "model.weights.h5"):
+            archive.writestr(name, b"{}")
+
+
 def _tar(path: Path) -> None:
     with tarfile.open(path, "w") as archive:
         archive.add(__file__, arcname="storages")
@@ -67,6 +73,19 @@ MAKERS: list[tuple[str, str, Callable[[Path], object], str, str]] = [
     ("lfs", "m.pt", lambda p: p.write_bytes(LFS), "git-lfs pointer", "git lfs pull"),
     ("onnx", "m.onnx", lambda p: p.write_bytes(b"\x08\x07\x12\x07pytorch"), "ONNX", "PyTorch"),
     ("onnx renamed", "m.pt", lambda p: p.write_bytes(b"\x08\x07\x12\x07p\xff"), "ONNX", "PyTorch"),
+    ("onnx graph", "m.pt", lambda p: p.write_bytes(b"\x08\x0a\x3a\x07p\xff"), "ONNX", "PyTorch"),
+    ("gguf", "m.bin", lambda p: p.write_bytes(b"GGUF\x03\0\0\0"), "a GGUF", ".safetensors"),
+    ("hdf5", "m.pt", lambda p: p.write_bytes(b"\x89HDF\r\n\x1a\n"), "HDF5", "PyTorch"),
+    ("keras", "m.pt", _keras, "a Keras model", "PyTorch"),
+    ("tflite", "m.pt", lambda p: p.write_bytes(b"\x1c\0\0\0TFL3\0"), "Lite", "PyTorch"),
+    ("saved", "m.pt", lambda p: p.write_bytes(b"\x08\x01\x12\x90\xff"), "TensorFlow", "PyTorch"),
+    (
+        "graph",
+        "m.pt",
+        lambda p: p.write_bytes(b"\n\x10\n\x01x\x12\x0bPlaceholder\xff"),
+        "TensorFlow",
+        "PyTorch",
+    ),
     ("npy", "m.npy", lambda p: np.save(p, np.zeros(3)), "a numpy array", "torch.save"),
     ("npz", "m.npz", lambda p: np.savez(p, w=np.zeros(3)), "numpy .npz", "torch.save"),
     (
