@@ -1,17 +1,20 @@
 """Measure layers, fit the prices of the cost model, and write ``bp_convert/kinds/speed.json``.
 
-    python benchmarks/cost_model.py [--check]
+    python benchmarks/cost_model.py [--check] [--add KIND,KIND,...]
 
 Takes a few minutes on a quiet machine. With --check nothing is written and the model's decisions
-are compared with a fresh measurement.
+are compared with a fresh measurement. With --add only these kinds are measured, and LSTMs beside
+them, by which their prices are brought to the scale of the machine that the file names.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Collection, Sequence
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -84,19 +87,31 @@ def cases() -> list[tuple[nn.Module, tuple[int, ...]]]:
     )
     for (rows, columns), shape in product(tables, bags):
         found.append((nn.EmbeddingBag(rows, columns, mode="sum"), shape))
-    for (inputs, hidden), steps in product(((32, 64), (40, 256), (128, 512), (256, 1000)), (8, 40)):
-        found.append((nn.LSTM(inputs, hidden, batch_first=True), (1, steps, inputs)))
-    for (inputs, hidden), batch in product(((32, 64), (256, 256), (128, 512)), (8, 32)):
-        found.append((nn.LSTM(inputs, hidden, batch_first=True), (batch, 20, inputs)))
+    for stack in (nn.LSTM, nn.GRU, nn.RNN):
+        sizes = ((32, 64), (40, 256), (128, 512), (256, 1000))
+        for (inputs, hidden), steps in product(sizes, (8, 40)):
+            found.append((stack(inputs, hidden, batch_first=True), (1, steps, inputs)))
+        for (inputs, hidden), batch in product(((32, 64), (256, 256), (128, 512)), (8, 32)):
+            found.append((stack(inputs, hidden, batch_first=True), (batch, 20, inputs)))
+    for cell in (nn.LSTMCell, nn.GRUCell, nn.RNNCell):
+        sizes = ((32, 64), (64, 128), (256, 256), (128, 512), (512, 1024))
+        for (inputs, hidden), batch in product(sizes, (1, 8, 32)):
+            found.append((cell(inputs, hidden), (batch, inputs)))
     return found
 
 
-def measured() -> list[dict[str, Any]]:
-    """Time every case, dense and converted, and count what the model counts."""
+def measured(only: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Time every case, dense and converted, and count what the model counts.
+
+    Args:
+        only: names of kinds; none for all.
+    """
     rows = []
     for module, shape in cases():
         kind = kind_of(module)
         assert kind is not None
+        if only and kind.name not in only:
+            continue
         for rank in (1, 4, 0.5, 0.1):
             widths = kind.widths(module)
             factors = kind.factor(module, widths, Ask(rank=rank))
@@ -153,8 +168,32 @@ def judge(rows: list[dict[str, Any]], known: dict[str, dict[str, float]]) -> Non
         print(f"  predicted {told:.2f}x, measured {seen:.2f}x  {case}")
 
 
+def add(kinds: Sequence[str]) -> None:
+    """Measure a few kinds, and write their prices beside the others."""
+    made = json.loads(TARGET.read_text())
+    rows = measured((*kinds, "LSTM"))
+    ratios = [
+        sum(made["prices"]["LSTM.dense"].get(n, 0.0) * c for n, c in row["counts"][0].items())
+        / row["times"][0]
+        for row in rows
+        if row["kind"] == "LSTM"
+    ]
+    scale = median(ratios)
+    fitted = fit([row for row in rows if row["kind"] in kinds])
+    judge([row for row in rows if row["kind"] in kinds], fitted)
+    for name, counted in fitted.items():
+        made["prices"][name] = {what: scale * price for what, price in counted.items()}
+    made["prices"] = dict(sorted(made["prices"].items()))
+    made.setdefault("added", {})[",".join(kinds)] = f"{machine()}, times {scale:.2f}"
+    TARGET.write_text(json.dumps(made, indent=1) + "\n")
+    print(f"wrote {TARGET.name}: {made['added']}")
+
+
 def main() -> None:
     torch.manual_seed(0)
+    if "--add" in sys.argv:
+        add(sys.argv[sys.argv.index("--add") + 1].split(","))
+        return
     rows = measured()
     if "--check" in sys.argv:
         judge(rows, json.loads(TARGET.read_text())["prices"])
