@@ -63,7 +63,7 @@ class JointProduct(GateLayout):
     def __call__(self, x: Tensor) -> Tensor:
         """Project a laid input (1, N, D) to the laid gates (G, 1, N, H)."""
         y = bilinear(x[0], self.w1, self.w2)  # (N, G*H)
-        return y.view(len(y), self.gates, -1).transpose(0, 1).unsqueeze(1)
+        return y.view(y.shape[0], self.gates, self.out[1]).transpose(0, 1).unsqueeze(1)
 
 
 class GateProduct(GateLayout):

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from bp_convert.calibration.tap import Tap, run_quietly, token_mask
 from bp_convert.errors import DataError
+from bp_convert.layers import BPGRUCell
 from tests.tiny_models import Chain, Keyword, Shared, Sides
 
 
@@ -122,3 +123,23 @@ def test_the_mask_of_the_tokens() -> None:
     assert token_mask(_batch(attention_mask=mask)) is mask
     assert token_mask(_batch(torch.ones(2, 5))) is None
     assert token_mask(_batch(attention_mask=torch.ones(2, 1, 5, 5))) is None
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_the_state_that_a_cell_is_given_is_caught_of_its_twin_too(by_name: bool) -> None:
+    class Steps(nn.Module):
+        def __init__(self, cell: nn.Module) -> None:
+            super().__init__()
+            self.cell = cell
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.cell(x)
+            return self.cell(x, hx=h) if by_name else self.cell(x, h)
+
+    dense, x = nn.GRUCell(6, 4), torch.randn(3, 6)
+    for cell in (dense, BPGRUCell.from_dense(dense, rank=99)):
+        with Tap(Steps(cell), ["cell"]) as tap:
+            first, second = tap.run(((x,), {}))["cell"]
+        assert torch.equal(first, x)
+        assert torch.equal(second.x, x)
+        torch.testing.assert_close(second.hx, dense(x))

@@ -1,6 +1,8 @@
-"""How much each output of an LSTM's weights counts, against autograd."""
+"""What recurrent weights see, and how much each of their outputs counts, against autograd."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from bp_convert.kinds import kind_of
-from bp_convert.kinds.recurrent_passes import recurrent_weights
+from bp_convert.kinds.pick import Pick
+from bp_convert.kinds.recurrent_passes import Started, recurrent_rows, recurrent_weights
 from tests.tolerances import assert_near
 
 
@@ -81,3 +84,105 @@ def test_other_kinds_count_all_outputs_alike() -> None:
         kind = kind_of(module)
         assert kind is not None
         assert kind.weights(module, x) == {}
+
+
+# Other modes, cells, and states that are given
+
+ALL = Pick(10**9)
+DRAWS: dict[str, Any] = {"dtype": torch.float64}
+
+
+def _next(module: Any, zx: Tensor, zh: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """Step on the outputs of both weights, by the formulas of torch's documentation."""
+    name = type(module).__name__
+    if name.startswith("LSTM"):
+        return _cell(zx + zh, c)
+    if name.startswith("GRU"):
+        (xr, xz, xn), (hr, hz, hn) = zx.chunk(3), zh.chunk(3)
+        r, z = (xr + hr).sigmoid(), (xz + hz).sigmoid()
+        n = (xn + r * hn).tanh()
+        return (1 - z) * n + z * h, c
+    z = zx + zh
+    return (z.tanh() if module.nonlinearity == "tanh" else z.relu()), c
+
+
+MODULES = {
+    "GRU": lambda: nn.GRU(5, 3, **DRAWS),
+    "RNN": lambda: nn.RNN(5, 3, **DRAWS),
+    "RNN relu": lambda: nn.RNN(5, 3, nonlinearity="relu", bias=False, **DRAWS),
+    "LSTM": lambda: nn.LSTM(5, 3, **DRAWS),
+    "GRUCell": lambda: nn.GRUCell(5, 3, **DRAWS),
+    "LSTMCell": lambda: nn.LSTMCell(5, 3, bias=False, **DRAWS),
+    "RNNCell": lambda: nn.RNNCell(5, 3, **DRAWS),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_rows_and_weights_of_every_mode_start_from_the_state_that_is_given(name: str) -> None:
+    module: Any = MODULES[name]()
+    cell = name.endswith("Cell")
+    x = 2 * torch.randn(1 if cell else 6, 5, **DRAWS)
+    h, c = torch.randn(2, 3, **DRAWS)
+    side = "" if cell else "_l0"
+    state = (h, c) if "LSTM" in name else (h,)
+    given = [one if cell else one[None, None] for one in state]
+    hx = tuple(given) if "LSTM" in name else given[0]
+    call = Started(x[0] if cell else x[:, None], hx)
+    total = [torch.zeros(module.get_parameter(f"weight_ih{side}").shape[0], **DRAWS)] * 2
+    befores = []
+    for step in x:
+        befores.append(h)
+        z = []
+        for part, rows in (("ih", step), ("hh", h)):
+            bias = module.get_parameter(f"bias_{part}{side}").detach() if module.bias else 0
+            z.append(module.get_parameter(f"weight_{part}{side}").detach() @ rows + bias)
+        zx, zh = (one.requires_grad_() for one in z)
+        new, c2 = _next(module, zx, zh, h, c)
+        for unit in range(3):
+            grads = torch.autograd.grad(new[unit], (zx, zh), retain_graph=True)
+            total = [one + grad.square() for one, grad in zip(total, grads, strict=True)]
+        h, c = new.detach(), c2.detach()
+    found, rows = recurrent_weights(module, call), recurrent_rows(module, call, ALL)
+    ih, hh = (f"{part}{side}" for part in ("ih", "hh"))
+    assert list(found) == list(rows) == [ih, hh]
+    for role, expected in zip((ih, hh), total, strict=True):
+        assert_near(found[role][0], expected / len(x))
+    assert_near(rows[ih][0], x)
+    assert_near(rows[hh][0], torch.stack(befores))
+
+
+def test_a_projection_reads_what_it_makes_the_state_of() -> None:
+    lstm = nn.LSTM(5, 6, 2, proj_size=2, bidirectional=True, **DRAWS)
+    x, hx = torch.randn(4, 3, 5, **DRAWS), (torch.randn(4, 3, 2, **DRAWS),
+                                            torch.randn(4, 3, 6, **DRAWS))  # fmt: skip
+    rows = recurrent_rows(lstm, Started(x, hx), ALL)
+    assert list(rows) == [f"{part}_l{layer}" for layer in (0, 1) for part in ("ih", "hh", "hr")]
+    made = [
+        rows["hr_l1"][side] @ getattr(lstm, f"weight_hr_l1{end}").t()
+        for side, end in enumerate(("", "_reverse"))
+    ]
+    assert_near(torch.cat(made, -1).view(4, 3, 4), lstm(x, hx)[0])
+
+
+@pytest.mark.parametrize("make", [nn.LSTM, nn.GRU])
+def test_a_state_is_that_of_its_own_sequence_where_they_are_packed(make: Any) -> None:
+    module = make(5, 3, 2, bidirectional=True, **DRAWS)
+    x, lengths = torch.randn(6, 3, 5, **DRAWS), [4, 6, 1]
+    states = torch.randn(2, 4, 3, 3, **DRAWS)
+    packed = pack_padded_sequence(x, torch.tensor(lengths), enforce_sorted=False)
+
+    def at(index: Any) -> Any:
+        found = states[:, :, index]
+        return tuple(found) if make is nn.LSTM else found[0]
+
+    together = recurrent_rows(module, Started(packed, at(slice(None))), ALL)
+    for role, sides in together.items():
+        for side, found in enumerate(sides):
+            alone = [
+                recurrent_rows(module, Started(x[:length, n : n + 1], at(slice(n, n + 1))), ALL)
+                for n, length in enumerate(lengths)
+            ]
+            expected = torch.cat([one[role][side] for one in alone])
+            assert_near(
+                *(torch.stack(sorted(r, key=lambda v: v.tolist())) for r in (found, expected))
+            )
