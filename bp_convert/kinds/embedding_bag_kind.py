@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from bp_convert.kinds.choices import Factors, Widths
 from bp_convert.kinds.embedding_kind import EmbeddingKind
@@ -30,19 +30,17 @@ class EmbeddingBagKind(EmbeddingKind):
         bags = max(1, len(offsets) - int(module.include_last_offset))
         return bags, -(-len(input) // bags)
 
-    def rows(self, module: nn.EmbeddingBag, x: Tensor, pick: Pick) -> dict[str, list[Tensor]]:
+    def rows(self, module: Any, x: Tensor, pick: Pick) -> dict[str, list[Tensor]]:
         """Return the indices (n,) that are looked up, without those that are left out."""
         (found,) = super().rows(module, x, pick)["weight"]
         pad = module.padding_idx
         return {"weight": [found if pad is None else found[found != pad]]}
 
-    def macs(
-        self, module: nn.EmbeddingBag, widths: Widths, factors: Factors, shapes: Sequence[Shape]
-    ) -> int:
+    def macs(self, module: Any, widths: Widths, factors: Factors, shapes: Sequence[Shape]) -> int:
         return BPEmbeddingBag.predict_macs(factors["weight"], shapes, module.mode)
 
     def operations(
-        self, module: nn.EmbeddingBag, widths: Widths, factors: Factors, shape: Shape
+        self, module: Any, widths: Widths, factors: Factors, shape: Shape
     ) -> tuple[Counts, Counts]:
         spec, columns = factors["weight"], widths[1]
         looked, bags = prod(shape), shape[0] if shape else 1
@@ -64,5 +62,6 @@ class EmbeddingBagKind(EmbeddingKind):
         }
         return dense, twin
 
-    def empty_output(self, module: nn.EmbeddingBag, x: Tensor) -> Tensor:
-        return module.weight.new_empty(*x.shape[:1], module.embedding_dim)
+    def empty_output(self, module: Any, x: Tensor) -> Tensor:
+        made: Tensor = module.weight.new_empty(*x.shape[:1], module.embedding_dim)
+        return made

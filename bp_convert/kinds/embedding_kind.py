@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +27,9 @@ BLOCKS = tuple(2**power for power in range(1, 13))
 
 class EmbeddingKind(Kind):
     name = "Embedding"
-    twin = BPEmbedding
+    twin: ClassVar[Any] = BPEmbedding
     lookup = True
-    refused = ("max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+    refused: ClassVar[tuple[str, ...]] = ("max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 
     def form(self, module: nn.Embedding) -> Form:
         return Form(

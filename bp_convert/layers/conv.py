@@ -41,7 +41,7 @@ class _BPConv(BilinearLayer):
     each group has factors of its own, all of the same pairs and number of terms.
     """
 
-    FIELDS: ClassVar = (
+    FIELDS: ClassVar[tuple[str, ...]] = (
         *("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation"),
         *("groups", "bias", "padding_mode"),
     )

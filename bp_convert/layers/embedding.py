@@ -39,13 +39,13 @@ class BPEmbedding(BilinearLayer):
         FactorError: pairs that do not fit, or a size or rank below 1.
     """
 
-    FIELDS: ClassVar = ("num_embeddings", "embedding_dim", "padding_idx")
-    DENSE: ClassVar = nn.Embedding
+    FIELDS: ClassVar[tuple[str, ...]] = ("num_embeddings", "embedding_dim", "padding_idx")
+    DENSE: ClassVar[type[nn.Module]] = nn.Embedding
     # torch's fields, for code that reads them.
     max_norm: ClassVar[None] = None
     norm_type: ClassVar[float] = 2.0
     scale_grad_by_freq: ClassVar[bool] = False
-    sparse: ClassVar[bool] = False
+    sparse: bool = False
 
     def __init__(
         self,

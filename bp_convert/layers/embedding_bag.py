@@ -91,7 +91,7 @@ class BPEmbeddingBag(BPEmbedding):
     def _gather(factor: Tensor, rows: Tensor, *, apart: bool) -> Tensor:
         return factor.index_select(0, rows) if apart else factor
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         input: Tensor,
         offsets: Tensor | None = None,

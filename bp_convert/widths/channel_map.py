@@ -327,15 +327,16 @@ def _groups(module: nn.Module) -> int:
     return int(getattr(module, "groups", 1))
 
 
-def _in_groups(module: nn.Module, index: Tensor) -> bool:
+def _in_groups(module: Any, index: Tensor) -> bool:
     """Return whether each group of a convolution gets the channels that it had, in the same
     order as every other group."""
     many = _groups(module)
     if many == 1:
         return True
     apart = index.view(many, -1)
-    own = apart[0] + torch.arange(many)[:, None] * (int(module.in_channels) // many)
-    return torch.equal(apart, own) and int(apart[0].max()) < int(module.in_channels) // many
+    each = module.in_channels // many
+    own = apart[0] + torch.arange(many)[:, None] * each
+    return torch.equal(apart, own) and int(apart[0].max()) < each
 
 
 def _like(tensor: Tensor, value: Tensor) -> Tensor:
