@@ -16,7 +16,7 @@ from bp_convert.kinds.recurrent_kind import RecurrentKind
 from bp_convert.kinds.shapes import Form, Shape
 from bp_convert.kinds.speed import Counts
 from bp_convert.layers.recurrent_cells import BilinearCell, BPGRUCell, BPLSTMCell, BPRNNCell
-from bp_convert.layers.recurrent_checks import groups
+from bp_convert.recurrence.checks import groups
 from bp_convert.values.tensors import TensorSpec
 
 

@@ -21,8 +21,8 @@ from bp_convert.kron.contract import bilinear_macs
 from bp_convert.kron.pairs import divisor_pairs
 from bp_convert.kron.policies import paper_factors
 from bp_convert.layers.lstm import BPLSTM
-from bp_convert.layers.recurrent_checks import groups, steps_and_batch
 from bp_convert.layers.rnn import BPGRU, BPRNN
+from bp_convert.recurrence.checks import groups, steps_and_batch
 from bp_convert.recurrence.path_cost import prefers_factored, recurrent_macs
 from bp_convert.recurrence.steps import Frame, GateMatrix, frame_of, named, projected
 from bp_convert.values.factors import FactorSpec

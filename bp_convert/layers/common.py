@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from bp_convert.errors import FactorError
 from bp_convert.kron.nearest import nearest_kronecker_sum, reconstruct
 from bp_convert.layers.carry import adopt, blank, fields_of, release
-from bp_convert.values.factors import FactorSpec, Pair
+from bp_convert.values.factors import FactorSpec
 
 
 class BilinearLayer(nn.Module):
@@ -117,28 +116,6 @@ def init_factors_(w1: Tensor, w2: Tensor, rank: int, variance: float) -> None:
     bound = (9 * variance / rank) ** 0.25  # var of uniform(-b, b) is b^2 / 3
     nn.init.uniform_(w1, -bound, bound)
     nn.init.uniform_(w2, -bound, bound)
-
-
-def checked(layer: str, spec: FactorSpec, *, inputs: int, outputs: int) -> FactorSpec:
-    """Return ``spec`` with its rank cut to full rank.
-
-    Raises:
-        FactorError: pairs whose products are not the layer's widths.
-    """
-    for side, pair, width in (("out", spec.out, outputs), ("in", spec.inp, inputs)):
-        if pair[0] * pair[1] != width:
-            raise wrong_pair(layer, side, pair, f"two factors of {width}")
-    return spec.model_copy(update={"rank": min(spec.rank, spec.full_rank)})
-
-
-def wrong_pair(layer: str, side: str, pair: Pair, allowed: str) -> FactorError:
-    """Return the error for a pair that does not fit."""
-    return FactorError(
-        where=f"{layer}, pair {side}",
-        found=f"{pair[0]} x {pair[1]} = {pair[0] * pair[1]}",
-        allowed=allowed,
-        fix="name factors whose product is the layer's width, or leave them out",
-    )
 
 
 def over_nested(layer: Callable[[Tensor], Tensor], input: Any) -> Tensor:

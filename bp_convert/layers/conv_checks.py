@@ -8,8 +8,8 @@ from typing import Any
 
 from bp_convert.errors import FactorError
 from bp_convert.kron.conv_layout import aligned_axes
+from bp_convert.kron.fits import checked, wrong_pair
 from bp_convert.kron.transposed_layout import transposed_sizes
-from bp_convert.layers.common import checked, wrong_pair
 from bp_convert.values.factors import FactorSpec
 
 _MODES = ("zeros", "reflect", "replicate", "circular")

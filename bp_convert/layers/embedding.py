@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from bp_convert.errors import FactorError
+from bp_convert.kron.fits import wrong_pair
 from bp_convert.kron.nearest import nearest_kronecker_sum
 from bp_convert.kron.policies import paper_factors
-from bp_convert.layers.common import BilinearLayer, init_factors_, wrong_pair
+from bp_convert.layers.common import BilinearLayer, init_factors_
 from bp_convert.values.factors import FactorSpec
 
 

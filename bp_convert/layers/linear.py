@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.kron.contract import bilinear
+from bp_convert.kron.fits import checked
 from bp_convert.kron.policies import paper_factors
-from bp_convert.layers.common import BilinearLayer, checked, over_nested
+from bp_convert.layers.common import BilinearLayer, over_nested
 from bp_convert.values.factors import FactorSpec
 
 

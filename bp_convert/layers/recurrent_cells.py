@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.kron.contract import bilinear_macs
-from bp_convert.layers.recurrent_checks import check_state, groups
 from bp_convert.layers.recurrent_factors import RecurrentFactors
 from bp_convert.layers.rnn import checked_nonlinearity
+from bp_convert.recurrence.checks import check_state, groups
 from bp_convert.recurrence.paths import GateProduct, JointProduct, product
 from bp_convert.values.factors import FactorSpec
 

@@ -13,7 +13,7 @@ from typing_extensions import Self
 from bp_convert.kron.nearest import nearest_kronecker_sum
 from bp_convert.layers.carry import blank, fields_of, unusual
 from bp_convert.layers.common import init_factors_
-from bp_convert.layers.recurrent_checks import groups, recurrent_factors
+from bp_convert.recurrence.checks import groups, recurrent_factors
 from bp_convert.recurrence.paths import built
 from bp_convert.recurrence.steps import RECURRENCES, Frame, Recurrence, frame_of, named
 from bp_convert.torch_private import parameters_of

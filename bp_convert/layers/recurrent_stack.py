@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from typing_extensions import Self
 
-from bp_convert.layers.recurrent_checks import (
+from bp_convert.layers.recurrent_factors import RecurrentFactors
+from bp_convert.recurrence.checks import (
     check_fields,
     check_input,
     check_state,
     steps_and_batch,
 )
-from bp_convert.layers.recurrent_factors import RecurrentFactors
 from bp_convert.recurrence.path_cost import prefers_factored, recurrent_macs
 from bp_convert.recurrence.paths import Direction, built, loop, one_chunk
 from bp_convert.recurrence.steps import State

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from bp_convert.errors import FactorError
+from bp_convert.kron.fits import checked
 from bp_convert.kron.policies import paper_factors
-from bp_convert.layers.common import checked
 from bp_convert.recurrence.steps import Frame, GateMatrix
 from bp_convert.values.factors import FactorSpec
 
