@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from bp_convert.errors import CheckpointError, PlanError
 from bp_convert.files.arch import ARCH_FORMS, arch_factory, arch_of_folder
@@ -81,6 +81,8 @@ def load_model(
         words = f"the weights of a pickled {name}" if name else ""
         words = "safetensors" if kind is FileKind.SAFETENSORS else words
     model = arch_factory(arch, trust=trust, typed=True)()
+    if path.is_dir():
+        _typed_as(model, content)
     place, notes = fit_weights(model, content, where=str(path), allow_missing=allow_missing)
     words = words or ", ".join(filter(None, ("a state dict", place)))
     return Loaded(model, f"{words}, loaded into {arch}", arch, notes)
@@ -169,6 +171,18 @@ def _folder_state(folder: Path) -> dict[str, object]:
         f"a folder without {' or '.join(WEIGHTS)}",
         "give the file that holds the weights",
     )
+
+
+def _typed_as(model: nn.Module, content: object) -> None:
+    """Give a fresh model the floating type of a folder's weights, where they have one."""
+    tensors = content.values() if isinstance(content, dict) else ()
+    types = {one.dtype for one in tensors if isinstance(one, Tensor) and one.is_floating_point()}
+    if len(types) != 1:
+        return
+    (found,) = types
+    for one in model.state_dict(keep_vars=True).values():  # not what it computes for itself
+        if isinstance(one, Tensor) and one.is_floating_point() and one.dtype != found:
+            one.data = one.data.to(found)
 
 
 def _weights_file(path: Path) -> dict[str, object]:

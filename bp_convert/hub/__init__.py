@@ -11,3 +11,10 @@ def rebuilt(name: str) -> type:
     from bp_convert.hub.rebuild import rebuilt as made  # takes torch
 
     return made(name)
+
+
+def lora_layers() -> dict[type, type]:
+    """Return which layer of peft goes around which bilinear layer, for a ``LoraConfig``."""
+    from bp_convert.hub.adapters import lora_layers as found
+
+    return found()

@@ -13,7 +13,7 @@ from torch import nn
 
 from bp_convert.errors import VerificationError
 from bp_convert.files.atomic import Prove
-from bp_convert.files.folder import folder_read_back
+from bp_convert.files.folder import bits_in_folder, folder_read_back
 from bp_convert.files.reread import bits_of, compare, read_back
 from bp_convert.proof.helper import give_back, take
 from bp_convert.storage import check_savable, is_marked, save, save_dense
@@ -66,7 +66,8 @@ class Proof:
             }
             if self._helper is not None:
                 self._helper.ask(task)
-            expected = bits_of(model)  # while the other process loads
+            bits = bits_in_folder if places[0].is_dir() else bits_of
+            expected = bits(model)  # while the other process loads
             answer = self._answer()
             if answer is None:  # a process that died says nothing about the file
                 back = folder_read_back(model, path) if places[0].is_dir() else None

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from bp_convert.errors import BpConvertError
 from bp_convert.files.converted import is_converted, read_converted
-from bp_convert.files.folder import loaded_folder
+from bp_convert.files.folder import bits_in_folder, loaded_folder
 from bp_convert.files.read_model import load_model
 from bp_convert.files.reread import bits_of, digests
 from bp_convert.storage import restored
@@ -68,7 +68,7 @@ def _load_and_hash(task: dict[str, Any]) -> dict[str, str]:
     weights, *beside = (Path(one) for one in task["places"])
     trust = task["trust"]
     if weights.is_dir():
-        return bits_of(loaded_folder(weights))
+        return bits_in_folder(loaded_folder(weights))
     if not is_converted(weights):
         return bits_of(load_model(weights, trust=trust).model)
     read = read_converted(weights, trust=trust, beside=beside[0] if beside else None)

@@ -191,3 +191,63 @@ def test_a_damaged_folder_says_what_is_wrong(small: Path, tmp_path: Path, lost: 
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"w1|not in it|factors|cannot load"):
         bp_convert.load(folder)
+
+
+def test_a_folder_gives_its_type_and_the_result_keeps_it(tmp_path: Path) -> None:
+    """What a model computes for itself, such as rotary frequencies, keeps its own."""
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=64, intermediate_size=96, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "llama")
+    opened: Any = bp_convert.open_model(tmp_path / "llama").model
+    assert {one.dtype for one in opened.parameters()} == {torch.bfloat16}
+    assert opened.model.rotary_emb.inv_freq.dtype == torch.float32
+    small, _ = bp_convert.convert(
+        opened, inputs=["input_ids=int64:1x8<50"], rank=0.25, convert_anyway=True
+    )
+    bp_convert.save(small, tmp_path / "small")
+    loaded: Any = bp_convert.load(tmp_path / "small")
+    assert {one.dtype for one in loaded.parameters()} == {torch.bfloat16}
+    assert _equal(loaded, small)
+
+
+def test_a_trainers_checkpoints_load_small_and_go_on(small: Path, tmp_path: Path) -> None:
+    class Tokens(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            return {"input_ids": IDS[0] + index, "labels": IDS[0]}
+
+    def trained(folder: Path, resumed: bool) -> Any:
+        options = transformers.TrainingArguments(
+            str(folder), max_steps=2, save_steps=1, report_to=[], use_cpu=True, disable_tqdm=True,
+            per_device_train_batch_size=2,
+        )  # fmt: skip
+        model = bp_convert.from_pretrained(small)
+        trainer = transformers.Trainer(model=model, args=options, train_dataset=Tokens())
+        trainer.train(resume_from_checkpoint=str(folder / "checkpoint-1") if resumed else None)
+        return model.eval()
+
+    model = trained(tmp_path, False)
+    assert _equal(bp_convert.load(tmp_path / "checkpoint-2"), model)
+    assert not _equal(bp_convert.load(tmp_path / "checkpoint-1"), model)
+    assert _equal(trained(tmp_path, True), model)
+
+
+def test_adapters_of_peft_stay_beside_the_factors(small: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["c_attn"], r=2)
+    config._register_custom_module(bp_convert.hub.lora_layers())
+    model = peft.get_peft_model(bp_convert.load(small), config)
+    model(input_ids=IDS, labels=IDS).loss.backward()
+    grads = [one.grad for name, one in model.named_parameters() if "lora_" in name]
+    assert grads
+    assert all(one is not None for one in grads)
+    with pytest.raises(CheckpointError, match="keep the adapter"):
+        model.merge_and_unload()
+    model.save_pretrained(tmp_path)
+    again = peft.PeftModel.from_pretrained(bp_convert.load(small), tmp_path, config=config)
+    assert torch.equal(again(input_ids=IDS).logits, model(input_ids=IDS).logits)
