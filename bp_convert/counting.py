@@ -10,6 +10,7 @@ from bp_convert.errors import TraceError
 from bp_convert.graph.clone import clone_to_meta
 from bp_convert.graph.example import SampleInputs
 from bp_convert.graph.observe import Observation, observe, observe_shapes
+from bp_convert.graph.stacks import layer_at
 from bp_convert.graph.tree import rows_in
 from bp_convert.kinds import kind_of
 from bp_convert.surgery import apply_plan, check
@@ -56,7 +57,7 @@ def with_counts(
             macs = _predicted(model, layer, seen)
         else:
             macs = layer.macs[1] if replaced else layer.macs[0]
-        layers.append(_settled(layer, empty.get_submodule(layer.name), macs, edited=edited))
+        layers.append(_settled(layer, layer_at(empty, layer.name), macs, edited=edited))
     total = None
     if seen is not None:
         change = sum(one.macs[1] - one.macs[0] for one in layers)
@@ -105,7 +106,7 @@ def _counted(
 
 
 def _predicted(model: nn.Module, layer: LayerPlan, seen: Observation) -> int:
-    module = model.get_submodule(layer.name)
+    module = layer_at(model, layer.name)
     kind = kind_of(module)
     assert kind is not None
     shapes = seen.calls((layer.name, *layer.aliases))

@@ -44,7 +44,7 @@ def prune(
             allowed="an input to run the model on: pruning follows what the forward does",
             fix="describe it with `input`, such as 3x224x224",
         )
-    sites = walk(model)
+    sites = walk(model, bare=False)
     args, kwargs = make_inputs(model, specs, batch=_BATCH)
     targets = {site.name: site.kind.name for site in sites}
     found = narrow(model, args, kwargs, params=params, targets=targets)

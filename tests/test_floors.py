@@ -23,6 +23,7 @@ FLOORS = (
     "kron",
     "recurrence",
     "layers",
+    "experts",
     "models",
     "kinds",
     "graph",

@@ -33,6 +33,7 @@ from bp_convert.values.progress import Progress, unheard
 STAGES = 24  # passes over the data: layers that follow each other share one where there are more
 SWEEPS = 30
 ROUNDS = 3  # fits of a layer that is called several times, whose output is its own input
+UNSEEN = "which rows each of its matrices gets is not looked at"
 SETTLING = 4  # batches that norms settle on before a stage's inputs are looked at
 
 
@@ -59,9 +60,11 @@ def fit_to_data(
         DataError: the model does not run on the data.
     """
     sites = {site.name: site for site in walk(source)}
-    wanted = [sites[layer.name] for layer in plan.converted if layer.init == "warm"]
+    warm = [sites[layer.name] for layer in plan.converted if layer.init == "warm"]
+    wanted = [site for site in warm if not site.kind.bare]
+    missed = {site.name: UNSEEN for site in warm if site.kind.bare}
     if not wanted:
-        return {}, {}
+        return {}, missed
     # Copies, for models that write on themselves; the second gets what is fitted.
     before, after = clone(source, apart=True), clone(converted, apart=True)
     order = order_of(before, wanted, batches)
@@ -81,11 +84,9 @@ def fit_to_data(
                         mine.copy_(found)
     settle_norms(source, converted, batches)
     progress("fitted", len(stages), len(stages))
-    missed = {
-        site.name: "the calibration data never reached it"
-        for site in wanted
-        if site.name not in errors
-    }
+    for site in wanted:
+        if site.name not in errors:
+            missed[site.name] = "the calibration data never reached it"
     return errors, missed
 
 

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.errors import PlanError
+from bp_convert.experts.stack import Stack
 from bp_convert.graph.closures import reconnect
+from bp_convert.graph.stacks import closed, seated
 from bp_convert.kinds import is_twin
 from bp_convert.layers.in_two import in_two
 
@@ -31,7 +33,8 @@ def clone(
     *,
     apart: bool = False,
 ) -> M:
-    """Copy ``model``; wherever it holds a key of ``modules`` the copy holds the value instead.
+    """Copy ``model``; wherever it holds a key of ``modules`` the copy holds the value instead. What
+    stands for a bare parameter is found where the parameter is.
 
     ``tensors`` does the same for tensors, by their ``id``. What is exchanged is never copied, so
     weights that fall away cost no memory. All names and references of a shared module or a tied
@@ -49,7 +52,10 @@ def clone(
         id(one): one.detach().clone() for one in all_tensors(model) if not one.is_leaf
     }
     memo.update(tensors or {})
-    memo.update({id(old): new for old, new in (modules or {}).items()})
+    for old, new in (modules or {}).items():
+        memo[id(old)] = new
+        if type(old) is Stack:
+            memo[id(old.weight)] = new
     memo.update(_awkward(model))
     before = dict(memo)
     try:
@@ -61,6 +67,7 @@ def clone(
             allowed="a model that copy.deepcopy copies",
             fix="take this attribute off the model, or give its class a __deepcopy__ method",
         ) from problem
+    seated(made)
     reconnect(memo, apart=apart)
     _make_leaves(made)
     return made
@@ -77,7 +84,9 @@ def plain_clone(model: M, *, apart: bool = False, factored: bool = False) -> M:
     where ``factored`` is asked for and it is of low rank, for two plain ones in a row."""
     twins = [one for one in model.modules() if is_twin(one)]
     plain = {one: (in_two(one) if factored else None) or one.to_dense() for one in twins}
-    return clone(model, plain, apart=apart)
+    made = clone(model, plain, apart=apart)
+    closed(made)
+    return made
 
 
 def to_meta(tensor: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from bp_convert.graph.running import (
     run,
     same_draws,
 )
+from bp_convert.graph.stacks import bare_names, opened
 from bp_convert.graph.tree import map_tensors, tensors_in
 from bp_convert.kinds import kind_of, uncounted
 from bp_convert.torch_private import hooks_of
@@ -38,6 +39,8 @@ class Observation:
         heads: layers whose result becomes an output with no parameter in between.
         on_data: the model looks at its data, so that it ran on numbers: another input may take
             another path.
+        read: bare stacks of matrices that the pass does more with than multiply by them.
+        unopened: bare stacks whose class does not run with a module in their place, and why.
         examples: in the pass, where one alone could not be had; counts are of one.
     """
 
@@ -46,6 +49,8 @@ class Observation:
     total_macs: int = 0
     heads: tuple[str, ...] = ()
     on_data: bool = False
+    read: frozenset[str] = frozenset()
+    unopened: dict[str, str] = field(default_factory=dict)
     examples: int = 1
 
     def calls(self, names: Sequence[str]) -> list[tuple[int, ...]]:
@@ -76,6 +81,29 @@ def observe(
         TraceError: the forward failed, with its own message.
     """
     names = list(watched)
+    stacks = bare_names(model, names)
+    try:
+        return _observe(model, names, args, kwargs, examples)
+    except TraceError:
+        if not stacks:
+            raise
+    # Classes that hold stacks of matrices may ask for tensors: each is tried.
+    known = [name for name in names if not any(name in ones for ones in stacks.values())]
+    seen = _observe(model, known, args, kwargs, examples)
+    unopened: dict[str, str] = {}
+    for ones in stacks.values():
+        try:
+            seen = _observe(model, [*known, *ones], args, kwargs, examples)
+            known += ones
+        except TraceError as problem:
+            unopened.update(dict.fromkeys(ones, problem.found))
+    seen.unopened = unopened
+    return seen
+
+
+def _observe(
+    model: nn.Module, names: list[str], args: Args, kwargs: Kwargs, examples: int
+) -> Observation:
     try:
         return observe_shapes(model, names, args, kwargs, examples=examples)
     except TraceError:
@@ -129,6 +157,8 @@ class _Watching:
         self.made: dict[Any, str] = {}  # autograd node -> the watched layer that made it
         self.starts: dict[str, int] = {}
         self.unseen: list[tuple[str, nn.Module, Args, Kwargs]] = []
+        watched = list(watched)
+        self.stacks = opened(self.copy, watched)
         by_name = dict(self.copy.named_modules(remove_duplicate=False))
         for name in watched:
             self._hook(name, by_name[name])
@@ -169,6 +199,7 @@ class _Watching:
         ):
             output = run(self.copy, args, kwargs)
         self.seen.total_macs = self.counter.get_total_flops() // 2
+        self.seen.read = frozenset(name for name, one in self.stacks.items() if one.read)
         order = list(self.seen.shapes)
         heads = {_head(leaf, self.made, order) for leaf in tensors_in(output)}
         self.seen.heads = tuple(name for name in order if name in heads)

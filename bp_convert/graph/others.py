@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from bp_convert.graph.reshape import held, owner_of
+from bp_convert.graph.stacks import torch_base
 from bp_convert.graph.walk import Site
 from bp_convert.kinds import KINDS
 from bp_convert.values.plan import OtherWeights, Resize
@@ -38,6 +39,8 @@ def others_of(
         if id(module) in inside or not own:
             continue
         fresh = {id(p): p for p in own.values() if id(p) not in counted}
+        if all(counted.get(id(p)) == f"{name}.{key}".lstrip(".") for key, p in own.items()):
+            continue  # stacks of matrices, each a layer
         first = next((counted[id(p)] for p in own.values() if id(p) in counted), "")
         counted.update(dict.fromkeys(fresh, name))
         found.append(
@@ -45,7 +48,7 @@ def others_of(
                 name=name,
                 aliases=tuple(names[id(module)][1:]),
                 kind=type(module).__name__,
-                reason=_why(module, own)
+                reason=_why(module, {key: p for key, p in own.items() if id(p) in fresh})
                 if fresh
                 else f"its parameters are those of {first or 'the model itself'}",
                 params=_sizes(list(fresh.values()), after),
@@ -83,13 +86,13 @@ def _sizes(parameters: Sequence[nn.Parameter], after: Mapping[int, int]) -> Numb
 def _why(module: nn.Module, own: Mapping[str, nn.Parameter]) -> str:
     """Return why no kind speaks for a module."""
     kind = type(module)
-    if kind.__module__.startswith("bp_convert.layers"):
+    if kind.__module__.startswith(("bp_convert.layers", "bp_convert.experts")):
         return "bilinear already"
     if isinstance(module, ParametrizationList):
         return "a parametrised weight, made anew at each call"
     if isinstance(module, nn.ParameterList | nn.ParameterDict):
         return f"bare parameters of an nn.{kind.__name__}"
-    base = _torch_base(kind)
+    base = torch_base(kind)
     if base is not None:
         named = (
             f"nn.{base.__name__}" if kind is base else f"{kind.__name__} (an nn.{base.__name__})"
@@ -106,15 +109,3 @@ def _why(module: nn.Module, own: Mapping[str, nn.Parameter]) -> str:
     stacked = " (a stack of matrices)" if deep else ""
     plural = "" if len(own) == 1 else "s"
     return f"bare parameter{plural} {words}{stacked} of class {kind.__name__}"
-
-
-def _torch_base(kind: type[nn.Module]) -> type[nn.Module] | None:
-    """Return the class of torch.nn that a class is, or is built on, containers apart; None where
-    there is none."""
-    for one in kind.__mro__:
-        if one in (nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict):
-            return None
-        if getattr(nn, one.__name__, None) is one:
-            found: type[nn.Module] = one
-            return found
-    return None

@@ -12,9 +12,11 @@ from functools import cached_property
 from torch import nn
 
 from bp_convert.errors import PlanError
+from bp_convert.experts.stack import Stack
 from bp_convert.graph.adapters import is_adapted, parts_of_adapters
 from bp_convert.graph.overlap import Holding, meetings
 from bp_convert.graph.probing import code_of
+from bp_convert.graph.stacks import stacks_in
 from bp_convert.graph.standing import COMPUTING, Standing, disproved, outline, standing
 from bp_convert.kinds import Kind, kind_of
 from bp_convert.torch_private import hooks_of
@@ -25,7 +27,7 @@ class Site:
     """A module that some kind speaks for, with the names under which the model holds it.
 
     Attributes:
-        held: the module itself.
+        held: the module itself, or what stands for a bare parameter.
     """
 
     name: str
@@ -58,11 +60,21 @@ class Site:
         return (self.name, *self.aliases)
 
 
-def walk(model: nn.Module) -> tuple[Site, ...]:
-    """Return every module of a known kind, in the model's order, shared modules once."""
+def walk(model: nn.Module, *, bare: bool = True) -> tuple[Site, ...]:
+    """Return every module of a known kind, in the model's order, shared modules once.
+
+    Args:
+        bare: parameters that are stacks of matrices are among them.
+    """
     names: dict[int, list[str]] = {}
     found: dict[int, tuple[nn.Module, Kind]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
+        for key, parameter in stacks_in(module) if bare else ():
+            stack = Stack.of(parameter)
+            kind = kind_of(stack)
+            if kind is not None:
+                found.setdefault(id(parameter), (stack, kind))
+            names.setdefault(id(parameter), []).append(f"{name}.{key}".lstrip("."))
         if id(module) not in found:
             kind = kind_of(module)
             if kind is None:

@@ -23,6 +23,7 @@ from bp_convert.kinds.linear_kind import LinearKind
 from bp_convert.kinds.recurrent_kind import GRUKind, LSTMKind, RNNKind
 from bp_convert.kinds.speed import predict
 from bp_convert.kinds.spread import Spread
+from bp_convert.kinds.stack_kind import MatrixStackKind
 from bp_convert.kinds.turned_kind import TurnedKind
 
 KINDS: list[Kind] = [
@@ -42,6 +43,7 @@ KINDS: list[Kind] = [
     GRUCellKind(),
     RNNCellKind(),
     EmbeddingBagKind(),
+    MatrixStackKind(),
 ]
 
 __all__ = [

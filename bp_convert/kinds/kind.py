@@ -66,6 +66,8 @@ class Kind:
     additive: ClassVar[bool] = False
     # True where two such layers that read the same tensor multiply the same rows.
     same_rows: ClassVar[bool] = False
+    # True where it stands for a parameter that a class holds; no module of a source model is one.
+    bare: ClassVar[bool] = False
     # The kind whose prices hold for this one, where it has none of its own.
     priced_as: ClassVar[str] = ""
 

@@ -58,6 +58,31 @@ def bilinear(x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
     return shaped(y, (*x.shape[:-1], k1 * k2))
 
 
+def bilinear_each(x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
+    """Apply to each of S blocks of rows a sum of its own, in two batched products.
+
+    Shape:
+        x: (S, n, d1*d2); w1: (S, R, k1, d1); w2: (S, R, d2, k2); result: (S, n, k1*k2).
+    """
+    many, rank, k1, d1 = w1.shape
+    d2, k2 = w2.shape[2:]
+    rows = x.shape[1]
+    if w2_first(k1, k2, d1, d2):
+        right = w2.transpose(1, 2).reshape(many, d2, rank * k2)
+        left = w1.permute(0, 2, 3, 1).reshape(many, k1, d1 * rank)
+        t = torch.bmm(x.reshape(many, rows * d1, d2), right)  # (S, n*d1, R*k2)
+        t = t.view(many, rows, d1 * rank, k2).transpose(1, 2)
+        y = torch.bmm(left, t.reshape(many, d1 * rank, rows * k2))  # (S, k1, n*k2)
+        y = y.view(many, k1, rows, k2).transpose(1, 2)
+    else:
+        left = w1.transpose(1, 2).reshape(many, k1 * rank, d1)
+        right = w2.reshape(many, rank * d2, k2)
+        t = x.reshape(many, rows, d1, d2).transpose(1, 2).reshape(many, d1, rows * d2)
+        t = torch.bmm(left, t).view(many, k1 * rank, rows, d2).transpose(1, 2)
+        y = torch.bmm(t.reshape(many, rows * k1, rank * d2), right)  # (S, n*k1, k2)
+    return y.reshape(many, rows, k1 * k2)
+
+
 def shaped(y: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return a product that nothing else holds in another shape, not as a view of it.
 

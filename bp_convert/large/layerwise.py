@@ -227,7 +227,7 @@ class _Run:
         dense = copy.deepcopy(site.held)  # on the meta device
         given = {}
         for key in dense.state_dict():
-            names = (f"{one}.{key}" for one in site.names)
+            names = site.names if site.kind.bare else [f"{one}.{key}" for one in site.names]
             known = next(name for name in names if name in self.skeleton.names)
             given[key] = self.skeleton.checkpoint.tensor(self.skeleton.names[known])
         dense.load_state_dict(given, assign=True)

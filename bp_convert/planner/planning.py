@@ -21,6 +21,7 @@ from bp_convert.kinds import Factors, prime_reason
 from bp_convert.planner.heads import head_reasons
 from bp_convert.planner.requests import reasons_of, requests_of
 from bp_convert.planner.samples import sample_inputs
+from bp_convert.planner.unproven import stack_reasons
 from bp_convert.planner.warm import Planned, maps_for, with_warmth
 from bp_convert.planner.worth import chosen, worth
 from bp_convert.search.selection import Allocation
@@ -151,8 +152,10 @@ class _Planning:
         return {name: request.floor for name, request in self.requests.items()}
 
     def _reasons(self, seen: Observation | None) -> dict[str, str]:
+        model, sites, requests = self.model, self.sites, self.requests
+        stacks = stack_reasons(model, sites, requests, seen, self.settings)
         keep = self.settings.keep_parametrized
-        return reasons_of(self.model, self.sites, self.requests, seen, keep_parametrized=keep)
+        return reasons_of(model, sites, requests, seen, stacks=stacks, keep_parametrized=keep)
 
     # What the model says
 

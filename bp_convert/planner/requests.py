@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -60,22 +60,26 @@ def reasons_of(
     requests: dict[str, LayerRequest],
     seen: Observation | None,
     *,
+    stacks: Mapping[str, str],
     keep_parametrized: bool = False,
 ) -> dict[str, str]:
     """Return for each site that stays what it is the firmest reason, heads apart.
 
     Args:
         seen: a run of the model; None where it was not run.
+        stacks: why bare stacks of matrices stay.
         keep_parametrized: layers whose weight is computed stay.
     """
     reasons = structural_reasons(model, sites, keep_parametrized=keep_parametrized)
     for site in sites:
         request = requests[site.name]
-        never = seen is not None and not any(name in seen.shapes for name in site.names)
+        used = () if seen is None else {*seen.shapes, *seen.read}
+        never = seen is not None and not any(name in used for name in site.names)
         candidates = (
             request.refusal,
             reasons.get(site.name),
             site.kind.refuse(site.module),
+            stacks.get(site.name),
             "never called on the example input" if never else None,
         )
         found = next(filter(None, candidates), None)

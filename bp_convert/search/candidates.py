@@ -157,7 +157,7 @@ class Candidates:
     @cached_property
     def _gathered(self) -> Moments:
         copy = clone(self.model, apart=True)
-        sites = [one.site for one in self.layers]
+        sites = [one.site for one in self.layers if not one.site.kind.bare]
         order = order_of(copy, sites, self.batches)
         return gather(copy, sites, self.batches, order, self.progress)
 

@@ -115,5 +115,6 @@ def _has_gradient(name: str, twins: set[str], old: set[str]) -> bool:
     layer, _, own = name.rpartition(".")
     if layer in twins:
         part = "bias" if own.startswith("bias") else "weight"
-        return any(one.startswith(f"{layer}.{part}".lstrip(".")) for one in old)
+        known = any(one.startswith(f"{layer}.{part}".lstrip(".")) for one in old)
+        return known or layer in old  # a bare parameter
     return name in old

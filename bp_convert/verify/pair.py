@@ -71,20 +71,18 @@ class Pair:
         for name, twin in self.layers.items():
             for key, tensor in twin.to_dense().named_parameters():
                 own = f"{name}.{key}" if name else key  # the model itself may be the layer
+                own = own if own in ours else name  # a bare parameter
                 if _copy(tensor, ours.get(own)):
                     self.dense[own] = ours[own]
 
     @torch.no_grad()
     def change(self) -> None:
-        """Scale the factors and biases, and what they are in plain layers, in place: a weight is
-        a sum of products of two factors."""
+        """Scale the factors and biases in place, and take the weights that they then stand for
+        over into plain layers."""
         parts = [one for twin in self.layers.values() for one in twin.parameters()]
         for tensor in {id(one): one for one in parts}.values():
             tensor.mul_(SCALED)
-        powers = {id(one): (one, key) for key, one in self.dense.items()}
-        for tensor, key in powers.values():
-            is_weight = key.rpartition(".")[2].startswith("weight")
-            tensor.mul_(SCALED**2 if is_weight else SCALED)
+        self._take_over()
 
     def is_sensitive(self, way: Way, size: float) -> bool:
         """Return whether weights that differ by rounding change the outputs about as much."""

@@ -109,7 +109,7 @@ class _Comparison:
         self.outputs: dict[str, deque[Any]] = {}
         self.found: dict[str, Tensor] = {}
         self.shaken: dict[str, Tensor] = {}  # by the names of resized tensors of followers
-        self.sites = {site.name: site for site in walk(model)}
+        self.sites = {site.name: site for site in walk(model, bare=False)}
         names = {id(module): name for name, module in model.named_modules()}
         self.resized: dict[str, list[tuple[str, Resize]]] = {}  # by module: a name there, and what
         for resize in plan.resizes:

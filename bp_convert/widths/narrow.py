@@ -51,7 +51,7 @@ def narrow(
         PlanError: the model does not run on symbolic sizes, or the size is out of reach.
     """
     try:
-        sites = {site.name: site.kind for site in walk(model)}
+        sites = {site.name: site.kind for site in walk(model, bare=False)}
         analysis = Analysis(model, sites, args, kwargs)
         with suppress(ForwardError):  # a model that does not train is followed in eval mode
             analysis.train(args, kwargs)

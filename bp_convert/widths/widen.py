@@ -46,7 +46,7 @@ def widen(
         alpha: may be fractional; widths are rounded to whole numbers.
         targets: names of the layers that may be widened, with the name of their kind.
     """
-    sites = {site.name: site.kind for site in walk(model)}
+    sites = {site.name: site.kind for site in walk(model, bare=False)}
     try:
         analysis = Analysis(model, sites, args, kwargs)
     except ForwardError as stopped:
