@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # The public names, here and nowhere else: what runs reads th
     from bp_convert.errors import BpConvertError as BpConvertError
     from bp_convert.errors import CheckpointError as CheckpointError
     from bp_convert.errors import DataError as DataError
+    from bp_convert.errors import ExportError as ExportError
     from bp_convert.errors import FactorError as FactorError
     from bp_convert.errors import PlanError as PlanError
     from bp_convert.errors import RecipeError as RecipeError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # The public names, here and nowhere else: what runs reads th
     from bp_convert.errors import VerificationError as VerificationError
     from bp_convert.evaluation import Scorer as Scorer
     from bp_convert.experts import BPStack as BPStack
+    from bp_convert.exporting import export as export
     from bp_convert.layers import BPGRU as BPGRU
     from bp_convert.layers import BPLSTM as BPLSTM
     from bp_convert.layers import BPRNN as BPRNN
@@ -55,6 +57,7 @@ if TYPE_CHECKING:  # The public names, here and nowhere else: what runs reads th
     from bp_convert.studies import probe as probe
     from bp_convert.studies import sweep as sweep
     from bp_convert.training import finetune as finetune
+    from bp_convert.values.exported import Export as Export
     from bp_convert.values.factors import FactorSpec as FactorSpec
     from bp_convert.values.plan import Plan as Plan
     from bp_convert.values.report import Report as Report

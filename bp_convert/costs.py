@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from statistics import median, quantiles
@@ -22,6 +23,7 @@ from bp_convert.values.tensors import TensorSpec
 REPEATS = 15
 BUDGET_S = 20.0  # per batch size, warm-up excluded
 WARM_UP = 3
+CPU = torch.device("cpu")
 
 
 def measure(
@@ -46,31 +48,61 @@ def measure(
         model = evaluating(model.to(on))
         args, kwargs = make_inputs(model, inputs, batch=batch, device=on)
         passes.append(partial(model, *args, **kwargs))
-    times: tuple[list[float], list[float]] = ([], [])
     peaks: list[int | None] = []
     with torch.no_grad(), quiet_forward():
         for one in passes:
             for _ in range(WARM_UP):
                 one()
             peaks.append(_peak(one, on))
-        start = time.perf_counter()
-        while len(times[0]) < REPEATS and (
-            len(times[0]) < WARM_UP or time.perf_counter() - start < BUDGET_S
-        ):
-            for one, taken in zip(passes, times, strict=True):
-                taken.append(_timed(one, on))
+        old, new = in_turn(passes, on)
     return Latency(
         batch=batch,
-        dense_ms=median(times[0]),
-        converted_ms=median(times[1]),
-        dense_spread_ms=_spread(times[0]),
-        converted_spread_ms=_spread(times[1]),
-        repeats=len(times[0]),
+        dense_ms=old.middle,
+        converted_ms=new.middle,
+        dense_spread_ms=old.spread,
+        converted_spread_ms=new.spread,
+        repeats=old.count,
         device=_device_name(on),
         threads=torch.get_num_threads(),
         dense_peak_bytes=peaks[0],
         converted_peak_bytes=peaks[1],
     )
+
+
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds that calls took: their lower quartile, their median, the distance between the
+    quartiles, how many they were."""
+
+    low: float
+    middle: float
+    spread: float
+    count: int
+
+
+def in_turn(
+    passes: Sequence[Callable[[], Any]],
+    device: torch.device = CPU,
+    *,
+    repeats: int = REPEATS,
+    seconds: float = BUDGET_S,
+) -> list[Times]:
+    """Time calls that take turns, so that a machine whose speed drifts treats them alike.
+
+    Args:
+        seconds: after which no more turns are taken; three are at least.
+    """
+    times: list[list[float]] = [[] for _ in passes]
+    start = time.perf_counter()
+    while len(times[0]) < repeats and (
+        len(times[0]) < WARM_UP or time.perf_counter() - start < seconds
+    ):
+        for one, taken in zip(passes, times, strict=True):
+            taken.append(_timed(one, device))
+    return [
+        Times(quantiles(taken, n=4)[0], median(taken), _spread(taken), len(taken))
+        for taken in times
+    ]
 
 
 def _timed(one: Callable[[], Any], device: torch.device) -> float:

@@ -63,3 +63,7 @@ class DataError(BpConvertError):
 
 class TrainingError(BpConvertError):
     """Training that cannot start as asked, or that cannot go on."""
+
+
+class ExportError(BpConvertError):
+    """A model that a runtime's file cannot hold, or a runtime that is not installed."""

@@ -43,7 +43,7 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.profiler import profile
 
 # Walks nested outputs, named tuples and registered containers included.
-from torch.utils._pytree import arg_tree_leaves, tree_leaves, tree_map_only
+from torch.utils._pytree import arg_tree_leaves, tree_leaves, tree_map_only, tree_unflatten
 
 if TYPE_CHECKING:
     import sympy
@@ -68,6 +68,7 @@ __all__ = [
     "enable_python_dispatcher",
     "tree_leaves",
     "tree_map_only",
+    "tree_unflatten",
 ]
 
 # Methods of torch's own classes that ours override: an LSTM lets go of weights that it keeps when

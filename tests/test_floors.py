@@ -49,6 +49,7 @@ FLOORS = (
     "training",
     "render",
     "reporting",
+    "exporting",
     "pipeline",
     "large",
     "run",
@@ -134,6 +135,7 @@ def test_values_and_errors_know_no_torch() -> None:
             for words in (
                 ["absent.pt"],
                 ["inspect", "absent.pt"],
+                ["export", "absent.pt", "--to", "onnx", "-o", "x.onnx"],
                 ["finetune", "absent.pt", "--data", "x.npy"],
                 [__file__, "--target", "25%"],
                 ["recipe", "run", "absent.yaml"],

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from bp_convert._version import __version__
+from bp_convert.cli import deploy, recipes, survey, train
 from bp_convert.cli import flags as o
-from bp_convert.cli import recipes, survey, train
 from bp_convert.cli.group import DefaultCommand, DefaultGroup
 from bp_convert.cli.session import (
     DONE,
@@ -210,6 +210,7 @@ def demo(
 
 app.command()(survey.inspect)
 app.command()(train.finetune)
+app.command()(deploy.export)
 app.command()(survey.probe)
 app.command()(survey.sweep)
 app.add_typer(recipes.app, name="recipe")

@@ -25,9 +25,8 @@ EPILOG = (
     "Other commands: bp-convert probe MODEL (how far each layer can be compressed), bp-convert "
     "sweep MODEL (several targets in one table), bp-convert finetune MODEL (train a model or a "
     "result), bp-convert recipe run FILE (batches of conversions), bp-convert inspect MODEL (what "
-    "is in a file), bp-convert dense FILE -o OUT (back to plain torch layers), bp-convert demo, "
-    "bp-convert schema "
-    "(of --json). "
+    "is in a file), bp-convert dense FILE -o OUT (back to plain torch layers), bp-convert export "
+    "FILE --to onnx -o OUT (for another runtime), bp-convert demo, bp-convert schema (of --json). "
     "Exit codes: 0 done, 1 input or conversion error, 2 usage, 3 nothing converted, "
     "4 verification failed."
 )

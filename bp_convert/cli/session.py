@@ -17,6 +17,7 @@ from bp_convert.values.progress import Progress, bar
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from bp_convert.values.exported import Export
     from bp_convert.values.report import Report
     from bp_convert.values.study import Probe, Sweep
 
@@ -106,7 +107,7 @@ def show(what: RenderableType) -> None:
 
 
 def print_result(
-    result: Report | Probe | Sweep,
+    result: Report | Probe | Sweep | Export,
     *,
     json_only: bool,
     quiet: bool,

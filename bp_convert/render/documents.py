@@ -17,10 +17,12 @@ from rich.console import Console, RenderableType
 
 from bp_convert.errors import PlanError
 from bp_convert.render import batch_page, page, report_page, study_page
+from bp_convert.render.export_page import export_page, shown_export
 from bp_convert.render.numbers import clock
 from bp_convert.render.study_table import probe_verdict, shown_probe, shown_sweep
 from bp_convert.render.terminal import WIDTH, rendered
 from bp_convert.values.base import as_json
+from bp_convert.values.exported import Export
 from bp_convert.values.outcome import Summary
 from bp_convert.values.plan import Plan
 from bp_convert.values.report import Report
@@ -28,7 +30,7 @@ from bp_convert.values.settings import Settings
 from bp_convert.values.study import Probe, Sweep
 
 FORMS = (".md", ".html", ".json")
-Result: TypeAlias = Report | Probe | Sweep | Summary
+Result: TypeAlias = Report | Probe | Sweep | Export | Summary
 
 
 def document(result: Result, path: Path, command: str = "") -> str:
@@ -78,6 +80,8 @@ def page_of(result: Result, command: str = "", *, folded: bool = False) -> page.
     if isinstance(result, Summary):
         command = f"bp-convert recipe run {result.recipe}" if result.recipe else ""
         return replace(batch_page.page(result), facts=facts(result, command))
+    if isinstance(result, Export):
+        return replace(export_page(result), facts=facts(result, command))
     if isinstance(result, Probe):
         made = study_page.probe_page(result)
     else:
@@ -106,7 +110,7 @@ def facts(
         "settings": _asked(settings) if settings else "",
         "seed": str(settings.seed) if settings else "",
         "inputs": ", ".join(map(str, inputs)),
-        "fitted to": one.calibration if one else "",
+        "fitted to": getattr(one, "calibration", ""),
         "versions": ", ".join(f"{name} {number}" for name, number in result.versions.items()),
         "machine": result.machine,
         "time": clock(one.seconds) if one and one.seconds else "",
@@ -129,7 +133,7 @@ def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def text(value: Plan | Report | Probe | Sweep) -> str:
+def text(value: Plan | Report | Probe | Sweep | Export) -> str:
     """Return a value as the command line prints it, without colours."""
     console = Console(file=StringIO(), width=None if sys.stdout.isatty() else WIDTH)
     with console.capture() as taken:
@@ -137,7 +141,7 @@ def text(value: Plan | Report | Probe | Sweep) -> str:
     return "\n".join(line.rstrip() for line in taken.get().splitlines()).rstrip()
 
 
-def piece(value: Plan | Report | Probe | Sweep) -> str:
+def piece(value: Plan | Report | Probe | Sweep | Export) -> str:
     """Return a value's tables as a piece of a page, with all text escaped."""
     found = page_of(Report(plan=value) if isinstance(value, Plan) else value, folded=True)
     parts = (part for section in found.sections for part in section.parts)
@@ -147,7 +151,7 @@ def piece(value: Plan | Report | Probe | Sweep) -> str:
     )
 
 
-def drawn(value: Plan | Report | Probe | Sweep, *, every: bool = False) -> RenderableType:
+def drawn(value: Plan | Report | Probe | Sweep | Export, *, every: bool = False) -> RenderableType:
     """Return a value as it stands in a terminal.
 
     Args:
@@ -157,9 +161,11 @@ def drawn(value: Plan | Report | Probe | Sweep, *, every: bool = False) -> Rende
         return shown_probe(value, every=every)
     if isinstance(value, Sweep):
         return shown_sweep(value)
+    if isinstance(value, Export):
+        return shown_export(value, every=every)
     return rendered(Report(plan=value) if isinstance(value, Plan) else value, every=every)
 
 
-def verdict(value: Report | Probe | Sweep) -> str:
+def verdict(value: Report | Probe | Sweep | Export) -> str:
     """Return the sentence to remember."""
     return probe_verdict(value) if isinstance(value, Probe) else value.verdict
