@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import prod
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -74,8 +75,8 @@ def in_forms(
 def _forward_of(layer: Any, form: Form, *, lay_out: bool) -> Forward | None:
     """Return what computes a layer in a form; None for what it does itself."""
     if form == "built":
-        return _built(layer)
-    if not lay_out:
+        return None if is_recurrent(layer) else _built(layer)
+    if not lay_out or getattr(layer, "groups", 1) > 1:
         return None
     if isinstance(layer, BPLinear):
         return _linear(layer)
@@ -85,15 +86,22 @@ def _forward_of(layer: Any, form: Form, *, lay_out: bool) -> Forward | None:
 # Weights that are built
 
 
-def _built(layer: Any) -> Forward:
-    """Compute the dense layer on the weight that the factors make."""
+def _built(layer: Any) -> Forward | None:
+    """Compute the dense layer on the weight that the factors make; None where the layer does not
+    have all of the dense one's tensors."""
     dense = layer.to_dense()
     names = [name for name, _ in dense.named_parameters()]
     names += [name for name, _ in dense.named_buffers()]
     dense.to("meta").eval()
+    held = [attrgetter(name) for name in names]
+    try:
+        for one in held:
+            one(layer)
+    except AttributeError:
+        return None
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        weights = {name: getattr(layer, name) for name in names}
+        weights = {name: one(layer) for name, one in zip(names, held, strict=True)}
         return torch.func.functional_call(dense, weights, args, kwargs)
 
     return forward

@@ -65,6 +65,15 @@ def test_a_convolution_of_every_layout(
     check(layer, torch.randn(4, *size, dtype=torch.float64))
 
 
+def test_groups_are_built_or_compute_as_they_do() -> None:
+    layer = BPConv2d(4, 6, 3, groups=2, rank=2).double()
+    x = torch.randn(2, 4, 5, 5, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(formed(layer, "built")(x), layer(x))
+        factors = in_forms(nn.Sequential(layer), {"0": "factors"})
+        torch.testing.assert_close(factors(x), layer(x))
+
+
 def test_an_embedding_is_built() -> None:
     layer = BPEmbedding(10, 6, padding_idx=1, rank=2).double()
     x = torch.tensor([[1, 2], [9, 0]])
