@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from bp_convert.errors import BpConvertError, ExportError
+from bp_convert.fakes.inputs import infer_input, runs, settle
 from bp_convert.graph.example import SampleInputs
-from bp_convert.graph.inputs import infer_input, runs, settle
 from bp_convert.graph.running import Args, Kwargs
 from bp_convert.values.tensors import TensorSpec
 
