@@ -8,6 +8,9 @@ pools, norms) is the user's own code and runs for real. A consumer's new input i
 column by column, with its old one: equal columns are the same channel. A column that equals none
 means that the code in between does not keep repeats, and that the layer's map is unknown.
 No large product is ever computed, so this costs about two forward passes of the small layers.
+
+Repeats lie side by side, or, where that leaves a map unknown, in blocks: attention whose heads keep
+their size becomes more heads, which have to be whole ones.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from bp_convert.graph.tree import tensors_in
 from bp_convert.graph.walk import walk
 from bp_convert.kinds import Spread
 from bp_convert.values.plan import LayerPlan, Plan, Resize
+from bp_convert.widths.blocks import block_sizes
 from bp_convert.widths.channel_values import (
     empty_output,
     fingerprint,
@@ -80,8 +84,20 @@ def measure_maps(
         kwargs: keyword example inputs.
         kept: for layers that are narrowed, the old output of each new one, (K',).
     """
-    with same_draws(SEED, model), torch.no_grad(), quiet_forward():
-        return _Comparison(model, plan, kept or {}).run(args, kwargs)
+
+    def compared(blocks: Mapping[str, int]) -> ChannelMaps:
+        with same_draws(SEED, model), torch.no_grad(), quiet_forward():
+            return _Comparison(model, plan, kept or {}, blocks).run(args, kwargs)
+
+    found = compared({})
+    taken: dict[str, int] = {}
+    for blocks in block_sizes(model, plan, found.unknown) if found.unknown else ():
+        other = compared({**taken, **blocks})
+        if len(other.unknown) + len(other.fresh) < len(found.unknown) + len(found.fresh):
+            found, taken = other, {**taken, **blocks}
+        if not found.unknown:
+            break
+    return found
 
 
 @dataclass
@@ -99,10 +115,17 @@ class _Watch:
 
 
 class _Comparison:
-    def __init__(self, model: nn.Module, plan: Plan, kept: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        kept: Mapping[str, Tensor],
+        blocks: Mapping[str, int],
+    ) -> None:
         self.model = model
         self.plan = plan
         self.kept = kept
+        self.blocks = blocks
         self.maps = ChannelMaps()
         # By module, a value for each call of the source: fingerprints of its columns, and outputs.
         self.inputs: dict[str, deque[Tensor]] = {}
@@ -251,7 +274,7 @@ class _Comparison:
         elif before == after:
             return drawn
         else:
-            index = interleave(width, width // before * after)
+            index = interleave(width, width // before * after, self.blocks.get(watch.name, 1))
         return drawn.index_select(axis, index.to(drawn.device))
 
     def _remember(self, watch: _Watch, _: nn.Module, columns: Tensor) -> None:
@@ -300,7 +323,8 @@ class _Comparison:
                 if index is not None and not _in_groups(self.sites[name].module, index):
                     unknown[name] = "its channels do not keep to their groups"
                 before, after = watch.outputs
-                outputs = None if before == after else interleave(before, after)
+                block = self.blocks.get(name, 1)
+                outputs = None if before == after else interleave(before, after, block)
                 same = watch.layer.inputs[0] == watch.layer.inputs[1]
                 spread = Spread(None if same else index, self.kept.get(name, outputs))
                 self.maps.spreads[name] = spread

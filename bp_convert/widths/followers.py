@@ -45,13 +45,14 @@ class Follow:
         return new
 
 
-def interleave(before: int, after: int) -> Tensor:
-    """Return the old channel of each new one: every channel is repeated in place.
+def interleave(before: int, after: int, block: int = 1) -> Tensor:
+    """Return the old channel of each new one: every block of channels is repeated in place.
 
     Repeats lie side by side, so that equal parts stay equal parts: heads of attention, groups of
     a GroupNorm and halves of a split keep their members.
     """
-    return torch.arange(after) * before // after  # (after,)
+    blocks = torch.arange(after // block) * (before // block) // (after // block)
+    return (blocks[:, None] * block + torch.arange(block)).flatten()  # (after,)
 
 
 def in_place(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[Tensor | None, ...]:

@@ -54,6 +54,33 @@ class ChannelsLast(nn.Module):
         return self.c(self.a(y.permute(0, 2, 3, 1).flatten(1)) + self.b(y.flatten(1)))
 
 
+class Heads(nn.Module):
+    """Attention whose heads keep their size, so that there are more of them, in a residual stream;
+    with ``shared`` several of them read one key, else the projections are fused."""
+
+    def __init__(self, shared: bool) -> None:
+        super().__init__()
+        self.head_dim, self.shared = 4, shared
+        self.part = 16
+        self.stem = nn.Linear(6, 16)
+        self.qkv = nn.Linear(16, 16 if shared else 48)
+        self.k, self.v = (nn.Linear(16, 8), nn.Linear(16, 8)) if shared else (None, None)
+        self.merge, self.out = nn.Linear(16, 16), nn.Linear(16, 5)
+
+    def heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        if self.k is None or self.v is None:
+            q, k, v = map(self.heads, self.qkv(x).split(self.part, 2))
+        else:
+            q, k, v = self.heads(self.qkv(x)), self.heads(self.k(x)), self.heads(self.v(x))
+            k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(x + self.merge(y.transpose(1, 2).flatten(2)))
+
+
 class Dense(nn.Module):
     """Concatenation of groups that widen by different factors, norms over it, a residual."""
 
@@ -223,6 +250,16 @@ def test_dead_channels_do_not_confuse_it() -> None:
     _, maps, done = _widened(model, IMAGE, 2)
     assert maps.preserved
     x = torch.randn(3, 3, 8, 8, dtype=torch.float64)
+    assert_near(done.model(x), model(x), torch.float32)
+
+
+@pytest.mark.parametrize(("shared", "alpha"), [(False, 1.5), (False, 2), (True, 2)])
+def test_heads_that_keep_their_size_are_repeated_whole(shared: bool, alpha: float) -> None:
+    model = Heads(shared).double().eval()
+    _, maps, done = _widened(model, (TensorSpec(shape=(5, 6)),), alpha)
+    assert maps.preserved, (maps.unknown, maps.fresh)
+    assert not done.random
+    x = torch.randn(2, 5, 6, dtype=torch.float64)
     assert_near(done.model(x), model(x), torch.float32)
 
 
