@@ -40,7 +40,7 @@ def rebuilt(name: str) -> type:
 
 @functools.cache
 def _made(base: Any) -> type:
-    names = {"__module__": base.__module__, "__doc__": base.__doc__, "_bp_convert_base": base}
+    names = {"__module__": base.__module__, "__doc__": base.__doc__, "converted_base": base}
     return _Rebuilt(base.__name__, (base,), names)
 
 
@@ -49,7 +49,7 @@ class _Rebuilt(type):
 
     def __call__(cls, config: Any, *arguments: Any, **options: Any) -> nn.Module:
         plain, plan = parted(config)
-        base: Any = cls._bp_convert_base  # type: ignore[attr-defined]
+        base: Any = cls.converted_base  # type: ignore[attr-defined]
         return with_layers(base(plain, *arguments, **options), plan)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
@@ -124,6 +124,7 @@ class _Planning:
         self.progress("finding which widths go together", 2, self.STEPS)
         if self.settings.alpha != 1:
             self.widths = self._widened(sample, reasons)
+            reasons |= self._followers_only(reasons)
         if self.settings.target:
             free = [site for site in self.sites if site.name not in reasons]
             asks = {name: one.ask for name, one in self.requests.items() if one.insists}
@@ -196,6 +197,19 @@ class _Planning:
             found = widen(self.model, args, kwargs, alpha=self.settings.alpha, targets=targets)
         if found.failure:
             self.notes.append(f"widths stay as they are: {found.failure}")
+        return found
+
+    def _followers_only(self, reasons: Mapping[str, str]) -> dict[str, str]:
+        """Return the layers that stay because only what they compute tells their new widths."""
+        found = {}
+        for site in self.sites:
+            target = self.widths.targets.get(site.name)
+            known = target is not None and any(
+                one[0] != one[1] for one in (target.inputs, target.outputs)
+            )
+            moved = any(one.name.rpartition(".")[0] in site.names for one in self.widths.resizes)
+            if moved and not known and not site.plain and site.name not in reasons:
+                found[site.name] = "its weight is computed, and its widths follow others'"
         return found
 
     # One layer

@@ -41,7 +41,7 @@ AT_ALPHA_2: dict[str, dict[str, tuple[int, int]]] = {
     "keyword": {"words": (30, 24), "inner": (24, 40), "head": (40, 5)},
     "unknown": {"first": (6, 24), "second": (24, 16), "third": (16, 40), "head": (40, 5)},
     "branching": {"first": (6, 12), "head": (12, 5)},
-    "normed": {"conv": (3, 32), "head": (6, 5)},
+    "normed": {"conv": (3, 32), "up": (32, 24), "head": (24, 5)},
     "split": {"stem": (3, 32), "side": (16, 16), "head": (32, 5)},
     "hard view": {"conv": (3, 8), "hidden": (128, 48), "head": (48, 5)},
     "attention": {"stem": (6, 48), "qkv": (48, 144), "out": (48, 48), "head": (48, 5)},
@@ -226,7 +226,7 @@ def test_followers_and_positional_parameters_are_resized() -> None:
     assert places == (1, 16, 36)
     normed = {one.name: one.after for one in widened("normed", 2).resizes}
     assert normed["group.weight"] == normed["slope.weight"] == (32,)
-    assert normed["up.weight"] == (32, 6, 2, 2)
+    assert normed["up.weight"] == (32, 24, 2, 2)
 
 
 def test_attributes_of_the_users_modules_follow() -> None:
