@@ -290,7 +290,12 @@ class _Surgery:
             spread = self._spread(layer)
             if spread is not None:
                 site, key = self.sites[name], resize.name.rpartition(".")[2]
-                return site.kind.spread(site.module, spread)[key].contiguous()
+                wide = site.kind.spread(site.module, spread)
+                if key in wide:
+                    return wide[key].contiguous()
+                if old.dim() and old.shape[0] == layer.outputs[0]:  # of a subclass: by output
+                    return spread.rows(old)
+                return Follow(in_place(resize.before, resize.after)).apply(old)
             self.fresh[name] = None
             result.random[name] = maps.unknown.get(name, "") if maps else "as asked"
             return old.new_zeros(resize.after)

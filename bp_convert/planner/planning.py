@@ -200,16 +200,18 @@ class _Planning:
         return found
 
     def _followers_only(self, reasons: Mapping[str, str]) -> dict[str, str]:
-        """Return the layers that stay because only what they compute tells their new widths."""
+        """Return the layers that grow with their tensors alone, as where a subclass reads others
+        of its own: which of them is which is not known."""
         found = {}
         for site in self.sites:
             target = self.widths.targets.get(site.name)
-            known = target is not None and any(
-                one[0] != one[1] for one in (target.inputs, target.outputs)
-            )
-            moved = any(one.name.rpartition(".")[0] in site.names for one in self.widths.resizes)
-            if moved and not known and not site.plain and site.name not in reasons:
-                found[site.name] = "its weight is computed, and its widths follow others'"
+            if target is None or site.name in reasons:
+                continue
+            still = all(one[0] == one[1] for one in (target.inputs, target.outputs))
+            if still and any(
+                one.name.rpartition(".")[0] == site.name for one in self.widths.resizes
+            ):
+                found[site.name] = "its tensors follow the widths of others"
         return found
 
     # One layer
