@@ -18,6 +18,7 @@ from bp_convert.errors import BpConvertError
 from bp_convert.faults import Fault, Trail, of_the_machine
 from bp_convert.files.atomic import write_text
 from bp_convert.run.job import Given, run
+from bp_convert.run.streamed import by_layer
 from bp_convert.run.written import Outputs
 from bp_convert.values.outcome import Outcome
 from bp_convert.values.progress import Progress
@@ -49,9 +50,9 @@ def run_in(draft: Path, task: Task, results: Results, progress: Progress) -> Out
             _write_recipe(draft, job)
             print(f"job {job.name}, {identity}, process {os.getpid()}")
             tell = trail.told(_logged(progress))
-            source = trained_source(job, task.full, results, tell)
+            name = "model" if job.weights == "folder" else f"model.{job.weights}"
             outputs = Outputs(
-                model=None if job.weights == "none" else draft / f"model.{job.weights}",
+                model=None if job.weights == "none" else draft / name,
                 plan=draft / "plan.json",
                 training=draft / "training.json",
                 reports=tuple(draft / f"report.{form}" for form in job.report),
@@ -59,7 +60,9 @@ def run_in(draft: Path, task: Task, results: Results, progress: Progress) -> Out
                 checkpoints=results.training(identity),
                 resume=True,
             )
-            done = run(job, outputs, given=Given(source), progress=tell)
+            large = job.train is None and job.weights == "folder" and by_layer(job, outputs.model)
+            given = None if large else Given(trained_source(job, task.full, results, tell))
+            done = run(job, outputs, given=given, progress=tell)
             assert done.outcome is not None
             outcome = done.outcome.model_copy(update={"identity": identity})
             for remark in done.remarks:

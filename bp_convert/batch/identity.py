@@ -18,7 +18,7 @@ from bp_convert.files.atomic import digest_of_file
 from bp_convert.values.recipe import Job
 
 # Words and figures beside a result, and how it is reached: not what it is.
-_BESIDE = {"name", "paper"}
+_BESIDE = {"name", "paper", "layerwise"}
 LARGE = 2**30  # bytes; of a larger folder, names, sizes and times stand for the contents
 
 

@@ -233,10 +233,17 @@ def inspect(
         from bp_convert import pipeline
         from bp_convert.files.converted import is_converted
         from bp_convert.reporting import report_of
+        from bp_convert.run.job import run
+        from bp_convert.run.streamed import by_layer
         from bp_convert.storage import plan_of
 
         with progress_shown(trail, quiet=quiet or json_only) as progress:
-            if is_converted(model):
+            large = Job(name="inspect", model=str(model), arch=arch, settings=asked)
+            if by_layer(large, None, dry=True):
+                shown = run(large, dry=True, progress=progress).report
+                assert shown is not None
+                result = shown
+            elif is_converted(model):
                 result = report_of(plan_of(model), source="converted before")
             else:
                 try:

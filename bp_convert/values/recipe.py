@@ -16,7 +16,7 @@ from bp_convert.values.tensors import TensorSpec
 from bp_convert.values.training import Training
 
 Counterpart = Literal["full", "low-rank", "pruned"]
-Weights = Literal["pt", "safetensors", "none"]
+Weights = Literal["pt", "safetensors", "folder", "none"]
 ReportForm = Literal["html", "md", "json"]
 EXAMPLES = 512  # that are calibrated on
 BATCHES = (1, 32)  # at which latency is measured where none are named
@@ -71,7 +71,7 @@ class JobKeys(Value):
         scored: examples of it, at most.
         metric: what is scored.
         report: forms in which each job's report is written.
-        weights: form in which each job's model is written.
+        weights: form in which each job's model is written; ``folder`` is that of transformers.
         seed: of every random start.
         paper: figures to compare with.
     """

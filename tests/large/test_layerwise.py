@@ -11,6 +11,9 @@ import pytest
 import torch
 
 import bp_convert
+from bp_convert.batch.attempt import run_job
+from bp_convert.batch.folders import Results
+from bp_convert.batch.identity import Task
 from bp_convert.errors import CheckpointError, PlanError
 from bp_convert.large import layerwise
 from bp_convert.large.shards import Checkpoint, Shard
@@ -18,6 +21,7 @@ from bp_convert.run import job as running
 from bp_convert.run import streamed
 from bp_convert.run.job import Result, run
 from bp_convert.run.written import Outputs
+from bp_convert.values.progress import unheard
 from bp_convert.values.recipe import Job
 from bp_convert.values.settings import Settings
 
@@ -111,6 +115,19 @@ def test_another_job_does_not_go_on_with_what_one_has_left(
     assert done.plan is not None
     held = sum(one.stop - one.start for one in Checkpoint(tmp_path / "small").entries.values())
     assert held == done.plan.bytes.after
+
+
+def test_jobs_of_recipes_go_this_way_too(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streamed, "free_memory", lambda: 0)
+    job = _job(source, layerwise=None, weights="folder", report=("json",))
+    results = Results(tmp_path)
+    outcome, new = run_job(Task(job, "one", "two"), results, unheard)
+    assert outcome.state == "done", outcome.problem
+    assert new
+    assert bp_convert.load(results.home("big") / "model").config.n_layer == 2
+    assert streamed.WHOLE in (results.home("big") / "report.json").read_text()
 
 
 def test_large_models_go_this_way_by_themselves(
