@@ -128,7 +128,33 @@ def submodules_of(module: nn.Module) -> dict[str, nn.Module | None]:
 
 def hooks_of(module: nn.Module) -> tuple[dict[int, Callable[..., Any]], ...]:
     """Return what is called before and after a module's forward, and in its backward pass."""
-    return module._forward_pre_hooks, module._forward_hooks, module._backward_hooks
+    return (
+        *(module._forward_pre_hooks, module._forward_hooks),
+        *(module._backward_hooks, module._backward_pre_hooks),
+    )
+
+
+# The hooks of a module that run with its forward and backward, those before its forward first; and
+# those that run where its state is written or read.
+HOOKS_THAT_RUN = (
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks"),
+    *("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_backward_pre_hooks"),
+    *("_backward_hooks", "_is_full_backward_hook"),
+)
+HOOKS_ON_STATE = (
+    *("_state_dict_hooks", "_state_dict_pre_hooks"),
+    *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+)
+
+
+def new_backward_hooks(module: nn.Module) -> bool:
+    """Return whether a module's backward hooks are of the form that sees inputs and outputs."""
+    return bool(module._is_full_backward_hook)
+
+
+def unsaved_buffers_of(module: nn.Module) -> set[str]:
+    """Return the names of the buffers that a module's state leaves out."""
+    return module._non_persistent_buffers_set
 
 
 def has_one_width(attention: nn.MultiheadAttention) -> bool:

@@ -124,7 +124,8 @@ def _read_off(adapter: nn.Module, base: Any) -> nn.Module:
         made.weight.copy_(adapter(torch.arange(base.num_embeddings, device=base.weight.device)))
     else:
         raise TypeError(f"it has no merge(), and is around a {type(base).__name__}")
-    return evaluating(made)
+    plain: nn.Module = evaluating(made)
+    return plain
 
 
 def _outputs(layer: nn.Module, x: Tensor) -> list[Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bp_convert.errors import PlanError
 from bp_convert.experts.stack import Stack
+from bp_convert.graph.beside import goes_along
 from bp_convert.graph.closures import reconnect
 from bp_convert.graph.stacks import closed, seated
 from bp_convert.kinds import is_twin
@@ -39,7 +40,8 @@ def clone(
     ``tensors`` does the same for tensors, by their ``id``. What is exchanged is never copied, so
     weights that fall away cost no memory. All names and references of a shared module or a tied
     tensor follow, also those in lists and dictionaries that torch does not know of, and in
-    functions that close over them, such as hooks.
+    functions that close over them, such as hooks. Hooks, buffers and attributes that a module
+    carries beside its weights go along.
 
     Args:
         apart: also copy lists and dictionaries outside the model that its functions close over,
@@ -68,6 +70,9 @@ def clone(
             fix="take this attribute off the model, or give its class a __deepcopy__ method",
         ) from problem
     seated(made)
+    for old, new in (modules or {}).items():
+        if old is not new:
+            goes_along(old, new, memo)
     reconnect(memo, apart=apart)
     _make_leaves(made)
     return made

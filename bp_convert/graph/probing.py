@@ -91,6 +91,8 @@ def _frozen(value: object) -> object:
         return kind, tuple(map(_frozen, value))
     if isinstance(value, set):
         return kind, frozenset(value)
+    if isinstance(value, nn.Module):
+        raise TypeError(kind)
     if kind.__module__.startswith("torch.") and hasattr(value, "__dict__"):  # a hook of torch's
         return kind, _frozen(vars(value))
     raise TypeError(kind)

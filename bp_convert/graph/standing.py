@@ -16,10 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 from torch.overrides import TorchFunctionMode
 
+from bp_convert.graph.beside import COMPUTING
 from bp_convert.graph.clone import clone
 from bp_convert.graph.probing import differs, draw, near
 from bp_convert.graph.running import draws_kept, evaluating
@@ -27,7 +26,6 @@ from bp_convert.kinds import Kind
 from bp_convert.layers.carry import blank, fields_of
 from bp_convert.torch_private import ConvBase, hooks_of
 
-COMPUTING = (WeightNorm, SpectralNorm, BasePruningMethod)  # hooks that set a weight
 WORDS = {
     **{"_WeightNorm": "weight norm", "WeightNorm": "weight norm"},
     **{"_SpectralNorm": "spectral norm", "SpectralNorm": "spectral norm"},

@@ -9,17 +9,19 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 
+import torch
 from torch import nn
 
 from bp_convert.errors import PlanError
 from bp_convert.experts.stack import Stack
 from bp_convert.graph.adapters import is_adapted, parts_of_adapters
+from bp_convert.graph.lookers import in_the_way
 from bp_convert.graph.overlap import Holding, meetings
 from bp_convert.graph.probing import code_of
 from bp_convert.graph.stacks import stacks_in
-from bp_convert.graph.standing import COMPUTING, Standing, disproved, outline, standing
+from bp_convert.graph.standing import Standing, disproved, is_plain, outline, standing
 from bp_convert.kinds import Kind, kind_of
-from bp_convert.torch_private import hooks_of
+from bp_convert.layers.carry import fields_of
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ def structural_reasons(
     adapters = parts_of_adapters(model)
     for site in sites:
         module = site.held
-        reason = _own_reason(module)
+        reason = _own_reason(site.kind, module)
         if id(module) in adapters:
             reason = f"it is a part of the adapter {adapters[id(module)]}"
         if reason is None and id(module) in parts_of_attention:
@@ -168,20 +170,21 @@ def structural_reasons(
             reason = _tied(site, met)
         if reason is None and keep_parametrized and (computed := site.standing.computed):
             reason = f"its weight is computed ({computed}), and that is to be kept"
-        if reason is None and (reason := site.standing.trouble or None) is None:
+        if reason is None and not is_plain(site.kind, module):
+            reason = site.standing.trouble or None
+        if reason is None and not is_plain(site.kind, module):
             key = code_of(module), bool(site.standing.computed)
             if key not in tried:
                 tried[key] = disproved(site.kind, module, site.standing)
             reason = tried[key] or None
+        if reason is None and site.plain and (further := _further(site.kind, module)):
+            reason = f"it holds further parameters ({', '.join(further)})"
         if reason is not None:
             reasons[site.name] = reason
     return reasons
 
 
-def _own_reason(module: nn.Module) -> str | None:
-    before, *others = hooks_of(module)
-    if any(others) or not all(isinstance(one, COMPUTING) for one in before.values()):
-        return "it carries hooks of its own"
+def _own_reason(kind: Kind, module: nn.Module) -> str | None:
     if is_adapted(module):
         return "it holds an adapter of its own (--merge-adapters merges it first)"
     if "forward" in module.__dict__:
@@ -198,7 +201,15 @@ def _own_reason(module: nn.Module) -> str | None:
         return "its weights are not floating-point numbers"
     if any(type(p).__name__ not in ("Parameter", "Tensor", "Buffer") for p in module.parameters()):
         return "its weights are a tensor subclass (quantised or distributed)"
-    return None
+    return in_the_way(kind, module) or None
+
+
+def _further(kind: Kind, module: nn.Module) -> list[str]:
+    """Return the parameters that a plain layer holds beside those of its type."""
+    with torch.device("meta"):
+        made = kind.dense(**fields_of(module, kind.fields))
+    own = dict(made.named_parameters())
+    return [name for name, _ in module.named_parameters() if name not in own]
 
 
 def _tied(site: Site, met: dict[int, list[tuple[str, Holding]]]) -> str | None:

@@ -12,6 +12,7 @@ from bp_convert.data import Examples
 from bp_convert.errors import PlanError, TraceError
 from bp_convert.graph.adapters import adapters_of
 from bp_convert.graph.example import SampleInputs
+from bp_convert.graph.lookers import own_hooks
 from bp_convert.graph.observe import Observation, observe
 from bp_convert.graph.others import others_of, shared_by
 from bp_convert.graph.ready import check_ready
@@ -239,6 +240,8 @@ class _Planning:
         replaced = not reason
         if replaced and site.standing.note:
             notes.append(site.standing.note)
+        if replaced and own_hooks(site.held):
+            notes.append("its hooks go along, and are given the bilinear layer")
         if replaced and site.held in self.adapted:
             notes.append(
                 "its adapter stays beside it, and cannot be merged any more: --merge-adapters does "
