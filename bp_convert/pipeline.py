@@ -20,9 +20,9 @@ from bp_convert.evaluation import Scorer
 from bp_convert.fakes.inputs import settle_values
 from bp_convert.files.read_model import Loaded, load_model
 from bp_convert.fitting import fit_to_data
-from bp_convert.graph.adapters import merged
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import SampleInputs, device_of, given_sample
+from bp_convert.graph.merging import merged
 from bp_convert.graph.ready import check_ready
 from bp_convert.graph.reshape import CASTS, cast
 from bp_convert.planner import Planned, maps_for, prepare

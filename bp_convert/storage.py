@@ -25,9 +25,9 @@ from bp_convert.files.folder import check_foldable, save_folder
 from bp_convert.files.read_model import load_model
 from bp_convert.files.reread import read_back
 from bp_convert.files.writable import check_whole, check_writable
-from bp_convert.graph.adapters import merged
 from bp_convert.graph.clone import clone, plain_clone
 from bp_convert.graph.example import SampleInputs
+from bp_convert.graph.merging import merged
 from bp_convert.graph.running import Args, Kwargs, evaluating, in_mode, run, same_draws
 from bp_convert.hub.layout import plan_of_folder
 from bp_convert.hub.marked import PLAN_ATTRIBUTE as PLAN_ATTRIBUTE

@@ -14,7 +14,7 @@ from bp_convert.counting import count_params
 from bp_convert.data import Data, Uses, examples_for, split_for
 from bp_convert.errors import PlanError
 from bp_convert.evaluation import Scorer
-from bp_convert.graph.adapters import merged
+from bp_convert.graph.merging import merged
 from bp_convert.graph.running import draws_kept
 from bp_convert.kron.als import low_rank
 from bp_convert.planner import candidate_units

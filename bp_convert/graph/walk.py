@@ -14,8 +14,8 @@ from torch import nn
 
 from bp_convert.errors import PlanError
 from bp_convert.experts.stack import Stack
-from bp_convert.graph.adapters import is_adapted, parts_of_adapters
 from bp_convert.graph.lookers import in_the_way
+from bp_convert.graph.merging import is_adapted, parts_of_adapters
 from bp_convert.graph.overlap import Holding, meetings
 from bp_convert.graph.probing import code_of
 from bp_convert.graph.stacks import stacks_in

@@ -10,9 +10,9 @@ from torch import nn
 from bp_convert.counting import count_bytes, count_params, with_counts
 from bp_convert.data import Examples
 from bp_convert.errors import PlanError, TraceError
-from bp_convert.graph.adapters import adapters_of
 from bp_convert.graph.example import SampleInputs
 from bp_convert.graph.lookers import own_hooks
+from bp_convert.graph.merging import adapters_of
 from bp_convert.graph.observe import Observation, observe
 from bp_convert.graph.others import others_of, shared_by
 from bp_convert.graph.ready import check_ready

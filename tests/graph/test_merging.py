@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import bp_convert
 from bp_convert.errors import PlanError
-from bp_convert.graph.adapters import merged
+from bp_convert.graph.merging import merged
 
 FULL: dict[str, Any] = {"rank": 10**6, "convert_anyway": True, "convert_head": True}
 
