@@ -88,7 +88,9 @@ def arch_of_folder(folder: Path) -> str | None:
 
 def _of_timm(config: dict[str, Any]) -> str:
     """Return the architecture that timm's config.json tells, with what it was made with."""
-    asked = {key: config[key] for key in ("num_classes", "global_pool") if key in config}
+    asked: dict[str, Any] = {
+        key: config[key] for key in ("num_classes", "global_pool") if key in config
+    }
     given = config.get("model_args")
     asked.update(given if isinstance(given, dict) else {})
     words = {key: one if isinstance(one, str) else repr(one) for key, one in asked.items()}

@@ -15,6 +15,6 @@ def rebuilt(name: str) -> type:
 
 def lora_layers() -> dict[type, type]:
     """Return which layer of peft goes around which bilinear layer, for a ``LoraConfig``."""
-    from bp_convert.hub.adapters import lora_layers as found
+    from bp_convert.hub.peft_layers import lora_layers as found
 
     return found()
