@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from bp_convert._version import __version__ as __version__
 
 if TYPE_CHECKING:  # The public names, here and nowhere else: what runs reads them from here.
+    from bp_convert.attention.attention import BPMultiheadAttention as BPMultiheadAttention
     from bp_convert.data import Examples as Examples
     from bp_convert.data import from_tensors as from_tensors
     from bp_convert.errors import BpConvertError as BpConvertError

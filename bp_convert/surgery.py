@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -77,6 +77,8 @@ def check(model: nn.Module, plan: Plan, *, exact: bool = True) -> None:
     sites = {site.name: site for site in walk(model)}
     for layer in plan.layers:
         site = sites.get(layer.name)
+        if site is None and layer.action != "replaced" and _is_part(model, sites, layer.name):
+            continue  # once a layer of its own
         where = f"{layer.name} ({layer.kind})"
         if site is None or site.kind.name != layer.kind:
             have = "no such layer" if site is None else f"a {site.kind.name}"
@@ -92,6 +94,12 @@ def check(model: nn.Module, plan: Plan, *, exact: bool = True) -> None:
     if exact and plan.fingerprint not in known:
         raise _mismatch(plan.model, f"state {found}", f"state {plan.fingerprint}, as planned")
     _check_followers(model, plan)
+
+
+def _is_part(model: nn.Module, sites: Mapping[str, Site], name: str) -> bool:
+    """Return whether a name is that of a part of a layer."""
+    path, _, own = name.rpartition(".")
+    return path in sites and own in sites[path].kind.parts
 
 
 def _check_followers(model: nn.Module, plan: Plan) -> None:
@@ -262,7 +270,11 @@ class _Surgery:
     def _followers(self) -> dict[int, Tensor]:
         """Make the new tensors of modules that stay."""
         names = {id(module): name for name, module in self.model.named_modules()}
-        replaced = {id(self.sites[layer.name].held) for layer in self.plan.converted}
+        replaced = {
+            id(one)
+            for layer in self.plan.converted
+            for one in self.sites[layer.name].held.modules()
+        }
         made: dict[int, Tensor] = {}
         for resize in self.plan.resizes:
             module, key = owner_of(self.model, resize.name)
@@ -285,7 +297,8 @@ class _Surgery:
             return old.new_empty(resize.after, device="meta")
         if maps is not None and resize.name in maps.follows and name not in maps.fresh:
             return maps.follows[resize.name].apply(old)
-        layer = self.plan.layer(name) if name in self.sites else None
+        leads = name in self.sites and not self.sites[name].kind.follows
+        layer = self.plan.layer(name) if leads else None
         if layer is not None and layer.action == "widened":
             spread = self._spread(layer)
             if spread is not None:

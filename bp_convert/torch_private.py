@@ -162,6 +162,11 @@ def has_one_width(attention: nn.MultiheadAttention) -> bool:
     return bool(attention._qkv_same_embed_dim)
 
 
+def without_fused_path(attention: nn.Module) -> None:
+    """Keep torch's fused encoder layer from reading an attention's weights: it asks this first."""
+    attention._qkv_same_embed_dim = False
+
+
 def forget_compiled(module: nn.Module) -> None:
     """Undo ``module.compile()``, for which there is no public way."""
     module._compiled_call_impl = None

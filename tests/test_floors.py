@@ -24,6 +24,8 @@ FLOORS = (
     "recurrence",
     "layers",
     "experts",
+    "attention",
+    "seen",
     "models",
     "kinds",
     "graph",

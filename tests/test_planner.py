@@ -220,12 +220,12 @@ def test_shared_tied_parametrised_and_unused_layers() -> None:
     assert "never called" in reasons["unused"]
 
 
-def test_attention_reads_its_projection_without_calling_it() -> None:
+def test_attention_is_one_layer_with_its_projection() -> None:
     model = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
-    plan = prepare(model, Settings(inputs=(TensorSpec(shape=(5, 64)),), pairs="paper")).plan
-    layer = plan.layer("self_attn.out_proj")
-    assert layer is not None
-    assert "MultiheadAttention" in layer.reason
+    settings = Settings(inputs=(TensorSpec(shape=(5, 64)),), pairs="paper", exclude=("linear*",))
+    plan = prepare(model, settings).plan
+    assert [one.name for one in plan.layers] == ["self_attn", "linear1", "linear2"]
+    assert [one.name for one in plan.converted] == ["self_attn"]
     assert any(change.attr == "activation_relu_or_gelu" for change in plan.attrs)
 
 

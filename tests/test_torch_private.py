@@ -178,6 +178,9 @@ def test_what_a_module_holds_is_read_and_exchanged() -> None:
         assert not any(private.hooks_of(norm))
     assert private.has_one_width(nn.MultiheadAttention(4, 2))
     assert not private.has_one_width(nn.MultiheadAttention(4, 2, kdim=3))
+    attention = nn.MultiheadAttention(4, 2)
+    private.without_fused_path(attention)
+    assert not private.has_one_width(attention)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from bp_convert.calibration.tap import Batch, Batches, Tap, token_mask
 from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site
 from bp_convert.kinds import Spread
-from bp_convert.kinds.pick import Pick
+from bp_convert.seen.pick import Pick
 from bp_convert.torch_private import BatchNormBase
 from bp_convert.values.progress import Progress, unheard
 

@@ -79,6 +79,6 @@ def _as_made(layer: Any) -> tuple[Names, Names]:
                 fields = fields_of(layer, type(layer).FIELDS)
                 made = type(layer)(**fields, factors=layer.factors)
             elif kind is not None:
-                made = kind.dense(**fields_of(layer, kind.fields))
+                made = kind.dense(**kind.read(layer))
         _KNOWN[base] = frozenset(vars(made)), frozenset(buffers_of(made))
     return _KNOWN[base]

@@ -31,6 +31,8 @@ def in_the_way(kind: Kind, layer: nn.Module) -> str:
         return "it carries hooks on its state"
     if not own_hooks(layer):
         return ""
+    if not kind.probed:
+        return "it carries hooks of its own"
     if any(one.is_meta for one in layer.parameters()):
         return "it carries hooks, and holds no values to try them on"
     if hooks_of(layer)[2] and not new_backward_hooks(layer):

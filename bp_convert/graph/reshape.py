@@ -32,7 +32,7 @@ def reshaped(
     """Copy ``model`` with modules and tensors exchanged, and set the attributes that a plan
     changes on the modules that stay; ``apart`` as for ``clone``."""
     copy = clone(model, modules, tensors, apart=apart)
-    exchanged = {id(new) for new in modules.values()}
+    exchanged = {id(one) for new in modules.values() for one in new.modules()}
     for change in plan.attrs:
         module = copy.get_submodule(change.module)
         if id(module) not in exchanged:

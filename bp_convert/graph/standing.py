@@ -72,8 +72,9 @@ def computed_by(layer: nn.Module) -> str:
 
 
 def outline(kind: Kind, layer: nn.Module) -> nn.Module:
-    """Return the plain layer of a layer's fields on the meta device; itself where it is plain."""
-    if is_plain(kind, layer):
+    """Return the plain layer of a layer's fields on the meta device; itself where it is plain, or
+    none can be tried."""
+    if not kind.probed or is_plain(kind, layer):
         return layer
     like = next(layer.parameters()).to("meta")
     return _as_trained(blank(kind.dense, fields_of(layer, kind.fields), like), layer)
@@ -86,6 +87,9 @@ def standing(kind: Kind, layer: nn.Module) -> Standing:
     name, base = type(layer).__name__, _base(kind)
     if any(one.is_meta for one in layer.parameters()):
         return Standing(layer, trouble="its weight is computed, and it holds no values to see how")
+    if not kind.probed:
+        computed = computed_by(layer)
+        return Standing(layer, trouble=f"what it computes with is computed itself ({computed})")
     try:
         with draws_kept(layer):
             if kind.matches(layer):

@@ -20,8 +20,7 @@ from bp_convert.graph.overlap import Holding, meetings
 from bp_convert.graph.probing import code_of
 from bp_convert.graph.stacks import stacks_in
 from bp_convert.graph.standing import Standing, disproved, is_plain, outline, standing
-from bp_convert.kinds import Kind, kind_of
-from bp_convert.layers.carry import fields_of
+from bp_convert.kinds import Kind, is_twin, kind_of, kind_of_either
 
 
 @dataclass(frozen=True)
@@ -63,13 +62,15 @@ class Site:
 
 
 def walk(model: nn.Module, *, bare: bool = True) -> tuple[Site, ...]:
-    """Return every module of a known kind, in the model's order, shared modules once.
+    """Return every module of a known kind, in the model's order, shared modules once; what is a
+    part of one, or of a bilinear layer, is none of its own.
 
     Args:
         bare: parameters that are stacks of matrices are among them.
     """
     names: dict[int, list[str]] = {}
     found: dict[int, tuple[nn.Module, Kind]] = {}
+    inside = _insides(model)
     for name, module in model.named_modules(remove_duplicate=False):
         for key, parameter in stacks_in(module) if bare else ():
             stack = Stack.of(parameter)
@@ -79,7 +80,7 @@ def walk(model: nn.Module, *, bare: bool = True) -> tuple[Site, ...]:
             names.setdefault(id(parameter), []).append(f"{name}.{key}".lstrip("."))
         if id(module) not in found:
             kind = kind_of(module)
-            if kind is None:
+            if kind is None or id(module) in inside:
                 continue
             found[id(module)] = (module, kind)
         names.setdefault(id(module), []).append(name)
@@ -87,6 +88,18 @@ def walk(model: nn.Module, *, bare: bool = True) -> tuple[Site, ...]:
         Site(names[key][0], tuple(names[key][1:]), module, kind)
         for key, (module, kind) in found.items()
     )
+
+
+def _insides(model: nn.Module) -> set[int]:
+    """Return the ``id`` of every module that is a part of a layer."""
+    inside: set[int] = set()
+    for module in model.modules():
+        kind = kind_of_either(module)
+        if kind is not None:
+            children = dict(module.named_children())
+            parts = children if is_twin(module) else kind.parts
+            inside.update(id(children[name]) for name in parts if name in children)
+    return inside
 
 
 def select(pattern: str, sites: Sequence[Site]) -> frozenset[str]:
@@ -156,7 +169,7 @@ def structural_reasons(
         id(child): name
         for name, module in model.named_modules()
         if isinstance(module, nn.MultiheadAttention)
-        for child in module.modules()
+        for child in module.children()
     }
     adapters = parts_of_adapters(model)
     for site in sites:
@@ -189,11 +202,13 @@ def _own_reason(kind: Kind, module: nn.Module) -> str | None:
         return "it holds an adapter of its own (--merge-adapters merges it first)"
     if "forward" in module.__dict__:
         return "its forward is replaced on the instance"
-    extra = [
-        name
-        for name, child in module.named_children()
-        if child is not None and child is not getattr(module, "parametrizations", None)
-    ]
+    extra = []
+    for name, child in module.named_children():
+        reason = _own_reason(kind_of(child) or kind, child) if name in kind.parts else None
+        if reason:
+            return f"in its {name}: {reason}"
+        if name not in kind.parts and child is not getattr(module, "parametrizations", None):
+            extra.append(name)
     if extra:
         return f"it holds further modules ({', '.join(extra)})"
     dtypes = {p.dtype for p in module.parameters()}
@@ -207,7 +222,7 @@ def _own_reason(kind: Kind, module: nn.Module) -> str | None:
 def _further(kind: Kind, module: nn.Module) -> list[str]:
     """Return the parameters that a plain layer holds beside those of its type."""
     with torch.device("meta"):
-        made = kind.dense(**fields_of(module, kind.fields))
+        made = kind.dense(**kind.read(module))
     own = dict(made.named_parameters())
     return [name for name, _ in module.named_parameters() if name not in own]
 

@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 
 from torch import nn
 
+from bp_convert.kinds.attention_kind import AttentionKind
 from bp_convert.kinds.cell_kind import GRUCellKind, LSTMCellKind, RNNCellKind
 from bp_convert.kinds.choices import Ask, Choices, Factors, Widths, prime_reason, whole
 from bp_convert.kinds.conv_kind import Conv1dKind, Conv2dKind, Conv3dKind
@@ -44,6 +45,7 @@ KINDS: list[Kind] = [
     RNNCellKind(),
     EmbeddingBagKind(),
     MatrixStackKind(),
+    AttentionKind(),
 ]
 
 __all__ = [
@@ -58,6 +60,7 @@ __all__ = [
     "has_bias",
     "is_twin",
     "kind_of",
+    "kind_of_either",
     "predict",
     "prime_reason",
     "registered",
@@ -74,12 +77,18 @@ def kind_of(module: nn.Module) -> Kind | None:
     found = next((kind for kind in KINDS if kind.matches(module)), None)
     if found is not None or type(module).__module__.startswith("bp_convert."):
         return found
-    return next((kind for kind in KINDS if isinstance(module, kind.dense)), None)
+    tried = (kind for kind in KINDS if kind.probed)
+    return next((kind for kind in tried if isinstance(module, kind.dense)), None)
 
 
 def relative_of(module: nn.Module) -> Kind | None:
     """Return the kind among whose types, and those alike, a module is, whatever its forward."""
     return next((one for one in KINDS if isinstance(module, (one.dense, *one.alike))), None)
+
+
+def kind_of_either(module: nn.Module) -> Kind | None:
+    """Return the kind of a layer or of a twin, or None."""
+    return kind_of(module) or next((one for one in KINDS if type(module) is one.twin), None)
 
 
 def is_twin(module: nn.Module) -> TypeGuard[Any]:

@@ -12,7 +12,6 @@ from torch import Tensor
 from bp_convert.errors import PlanError
 from bp_convert.kinds.choices import Ask, Choices, Factors, Widths, with_rank
 from bp_convert.kinds.kind import Examples, Kind, has_bias
-from bp_convert.kinds.pick import Pick, conv_rows
 from bp_convert.kinds.shapes import Dim, Form, Shape, Sizes, shape_of
 from bp_convert.kinds.speed import Counts
 from bp_convert.kinds.spread import Spread
@@ -33,6 +32,7 @@ from bp_convert.kron.pairs import divisor_pairs
 from bp_convert.kron.policies import scaled_pair
 from bp_convert.layers.carry import fields_of
 from bp_convert.layers.conv import BPConv1d, BPConv2d, BPConv3d
+from bp_convert.seen.pick import Pick, conv_rows
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.settings import Pairs
 from bp_convert.values.tensors import TensorSpec

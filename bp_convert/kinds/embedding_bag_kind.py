@@ -10,10 +10,10 @@ from torch import Tensor
 
 from bp_convert.kinds.choices import Factors, Widths
 from bp_convert.kinds.embedding_kind import EmbeddingKind
-from bp_convert.kinds.pick import Pick
 from bp_convert.kinds.shapes import Shape
 from bp_convert.kinds.speed import Counts
 from bp_convert.layers.embedding_bag import BPEmbeddingBag
+from bp_convert.seen.pick import Pick
 
 
 class EmbeddingBagKind(EmbeddingKind):

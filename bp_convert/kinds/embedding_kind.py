@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from bp_convert.errors import PlanError
 from bp_convert.kinds.choices import Ask, Choices, Factors, Widths, with_rank
 from bp_convert.kinds.kind import STEPS, Examples, Kind
-from bp_convert.kinds.pick import Pick
 from bp_convert.kinds.shapes import Form, Shape, Sizes, shape_of
 from bp_convert.kinds.speed import Counts
 from bp_convert.kinds.spread import Spread
 from bp_convert.kron.pairs import covering_pair, divisor_pairs, nearest_pair
 from bp_convert.layers.embedding import BPEmbedding, unsupported
+from bp_convert.seen.pick import Pick
 from bp_convert.values.factors import FactorSpec, Pair
 from bp_convert.values.settings import Pairs
 from bp_convert.values.tensors import TensorSpec

@@ -22,7 +22,6 @@ from bp_convert.kinds.choices import (
     named_pairs,
     with_rank,
 )
-from bp_convert.kinds.pick import Pick, linear_rows
 from bp_convert.kinds.shapes import Form, Shape, Sizes, contradiction, shape_of
 from bp_convert.kinds.speed import Counts
 from bp_convert.kinds.spread import Spread
@@ -30,6 +29,7 @@ from bp_convert.kron.compute import to_compute
 from bp_convert.kron.contract import bilinear_macs
 from bp_convert.kron.pairs import divisor_pairs
 from bp_convert.layers.carry import adopt, fields_of
+from bp_convert.seen.pick import Pick, linear_rows
 from bp_convert.values.settings import Pairs
 from bp_convert.values.tensors import TensorSpec
 
@@ -68,6 +68,12 @@ class Kind:
     same_rows: ClassVar[bool] = False
     # True where it stands for a parameter that a class holds; no module of a source model is one.
     bare: ClassVar[bool] = False
+    # True where a subclass with a forward of its own may be tried on inputs drawn for it.
+    probed: ClassVar[bool] = True
+    # True where its outputs are as wide as its inputs: alpha widens the layers around it.
+    follows: ClassVar[bool] = False
+    # Names of modules inside that are part of the layer, and no layers of their own.
+    parts: ClassVar[tuple[str, ...]] = ()
     # The kind whose prices hold for this one, where it has none of its own.
     priced_as: ClassVar[str] = ""
 
@@ -117,6 +123,14 @@ class Kind:
     def refuse(self, module: Any) -> str | None:
         """Return why this module cannot be converted, or None."""
         return contradiction(module, self.form(module).told().tensors)
+
+    def read(self, module: Any) -> dict[str, Any]:
+        """Read the constructor fields back."""
+        return fields_of(module, self.fields)
+
+    def not_widened(self, module: Any) -> str | None:
+        """Return why this module has no twin of other widths, or None."""
+        return None
 
     def widths(self, module: Any) -> Widths:
         """Return the number of inputs and outputs."""
@@ -305,6 +319,13 @@ class Kind:
     def centred(self, module: Any, role: str) -> bool:
         """Return whether a bias takes up the mean error of a role's outputs."""
         return has_bias(module)
+
+    @torch.no_grad()
+    def add_bias(self, module: Any, role: str, changes: Sequence[Tensor]) -> None:
+        """Add to the dense bias behind the matrices of a role, where that is one tensor."""
+        bias = getattr(module, "bias", None)
+        if isinstance(bias, Tensor):
+            bias.add_(torch.cat(list(changes)).to(bias))  # of every group
 
     def rows(self, module: Any, x: Any, pick: Pick) -> dict[str, list[Tensor]]:
         """Return what each role's matrices multiply in a call on ``x``: rows (n, D), or indices

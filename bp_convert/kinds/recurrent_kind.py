@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from bp_convert.errors import PlanError
 from bp_convert.kinds.choices import Ask, Choices, Factors, Widths, matrix_factors, with_rank
 from bp_convert.kinds.kind import STEPS, Examples, Kind, has_bias
-from bp_convert.kinds.pick import Pick
 from bp_convert.kinds.recurrent import Forward, recurrent_form, shapes_only
-from bp_convert.kinds.recurrent_passes import Started, recurrent_rows, recurrent_weights, sides_of
 from bp_convert.kinds.shapes import Form, Shape, shape_of
 from bp_convert.kinds.speed import Counts
 from bp_convert.kinds.spread import Spread
@@ -25,6 +23,8 @@ from bp_convert.layers.rnn import BPGRU, BPRNN
 from bp_convert.recurrence.checks import groups, steps_and_batch
 from bp_convert.recurrence.path_cost import prefers_factored, recurrent_macs
 from bp_convert.recurrence.steps import Frame, GateMatrix, frame_of, named, projected
+from bp_convert.seen.pick import Pick
+from bp_convert.seen.recurrent_passes import Started, recurrent_rows, recurrent_weights, sides_of
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.settings import Pairs
 from bp_convert.values.tensors import TensorSpec

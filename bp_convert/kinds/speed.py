@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from bp_convert.kinds.kind import Kind
 
 Counts = dict[str, float]
+DENSE = "dense."  # before the name of a quantity that has the dense layer's price in the twin, too
 BUILT = 1.05  # an LSTM on built weights is the dense one, after a look at its parameters
 
 
@@ -63,7 +64,13 @@ def predict(
             both = (both[0], {name: BUILT * n for name, n in both[1].items()})
         for which, (side, counted) in enumerate(zip(("dense", "twin"), both, strict=True)):
             price = prices[f"{priced}.{'dense' if 'read' in counted else side}"]
-            times[which] += sum(price.get(name, 0.0) * n for name, n in counted.items())
+            plain = prices[f"{priced}.dense"]
+            times[which] += sum(
+                price.get(name, 0.0) * n
+                if name == (own := name.removeprefix(DENSE))
+                else plain.get(own, 0.0) * n
+                for name, n in counted.items()
+            )
     return Speed(max(times[0], 1e-3), max(times[1], 1e-3))
 
 

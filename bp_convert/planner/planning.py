@@ -35,6 +35,7 @@ from bp_convert.values.settings import Settings
 from bp_convert.widths.plan_writer import WidthPlan
 from bp_convert.widths.widen import widen
 
+FUSED = ("self_attn", "linear1", "linear2")  # what torch's fused encoder layer reads weights of
 WIDTH_BATCH = 2  # more than one example, so that no width is mistaken for the batch
 
 
@@ -232,6 +233,8 @@ class _Planning:
             reason, notes = chosen(site, before, factors, shapes)
         elif reason is None:
             reason = prime_reason(after, request.ask)
+            if reason is None and self.settings.alpha != 1:
+                reason = kind.not_widened(module)
         if reason is None and not searched:
             factors = kind.factor(module, after, request.ask)
             reason, notes = worth(self.settings, site, after, factors, request, shapes)
@@ -301,7 +304,7 @@ class _Planning:
             for name, module in self.model.named_modules()
             if isinstance(module, nn.TransformerEncoderLayer)
             and (flag := int(module.activation_relu_or_gelu)) != 0
-            and any(f"{name}.{part}".lstrip(".") in replaced for part in ("linear1", "linear2"))
+            and any(f"{name}.{part}".lstrip(".") in replaced for part in FUSED)
         )
 
 

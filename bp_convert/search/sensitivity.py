@@ -126,9 +126,7 @@ def _changed(
     held = [parameter.detach().clone() for parameter in module.parameters()]
     with torch.no_grad():
         site.kind.add(module, role, changes)
-        bias = getattr(module, "bias", None)
-        if isinstance(bias, Tensor):
-            bias.add_(torch.cat(list(shifts)).to(bias))  # of every group
+        site.kind.add_bias(module, role, shifts)
     try:
         yield
     finally:

@@ -231,10 +231,11 @@ class LayerPairs:
 
     def __init__(self, student: nn.Module, teacher: nn.Module) -> None:
         theirs = dict(teacher.named_modules())
+        twins = {name: one for name, one in student.named_modules() if is_twin(one)}
         mine = {
             name: module
-            for name, module in student.named_modules()
-            if is_twin(module) and name in theirs
+            for name, module in twins.items()
+            if name in theirs and not any(name.startswith(f"{one}.") for one in twins if one)
         }
         if not mine:
             raise TrainingError(

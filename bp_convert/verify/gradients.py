@@ -114,7 +114,10 @@ def _has_gradient(name: str, twins: set[str], old: set[str]) -> bool:
     """Return whether the plain counterpart of a new parameter receives a gradient."""
     layer, _, own = name.rpartition(".")
     if layer in twins:
+        # A twin inside another stands for a part of what the outer one stands for.
+        layer = next((one for one in twins if layer.startswith(f"{one}.")), layer)
         part = "bias" if own.startswith("bias") else "weight"
-        known = any(one.startswith(f"{layer}.{part}".lstrip(".")) for one in old)
+        prefix = f"{layer}." if layer else ""
+        known = any(one.startswith(prefix) and part in one.removeprefix(prefix) for one in old)
         return known or layer in old  # a bare parameter
     return name in old

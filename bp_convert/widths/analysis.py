@@ -84,10 +84,10 @@ class Analysis:
         return name in self.copy.called
 
     def follows(self, name: str) -> bool:
-        """Return whether a layer's own width is nobody's to choose: it is grouped, or the model
-        uses its weight without calling it."""
+        """Return whether a layer's own width is nobody's to choose: it is that of its inputs, it is
+        grouped, or the model uses its weight without calling it."""
         held = self.copy.held[name]
-        if getattr(held.module, "groups", 1) != 1:
+        if self.sites[name].follows or getattr(held.module, "groups", 1) != 1:
             return True
         used = any(expr_of(size) in self.system.compared for size in held.inputs)
         return used and not self.calls(name)

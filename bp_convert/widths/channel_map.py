@@ -151,7 +151,7 @@ class _Comparison:
                 continue
             followers.pop(name, None)
             axis = site.kind.channel_axis(site.module)
-            watches.append(_Watch(name, axis, True, layer.outputs, layer))
+            watches.append(_Watch(name, axis, not site.kind.follows, layer.outputs, layer))
         for name in followers:
             module = self.model.get_submodule(name)
             axis = channel_axis(module)
@@ -309,7 +309,7 @@ class _Comparison:
     ) -> Iterator[tuple[str, Resize, Follow | None]]:
         """Yield how each resized tensor of a follower follows its input, where that is known."""
         module = self.model.get_submodule(watch.name)
-        for key, resize in self.resized[watch.name]:
+        for key, resize in self.resized.get(watch.name, ()):
             rule = None
             if index is not None:
                 rule = follow(module, key, resize.before, resize.after, index)

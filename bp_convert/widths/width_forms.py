@@ -7,15 +7,15 @@ of those alike; modules of types that nothing is known of are described axis by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
 
 from bp_convert.kinds import relative_of
-from bp_convert.kinds.shapes import Dim, Form, Sizes
+from bp_convert.kinds.shapes import Form, Sizes
 from bp_convert.kinds.turned_kind import turned_form
-from bp_convert.torch_private import BatchNormBase, buffers_of, has_one_width, parameters_of
+from bp_convert.torch_private import BatchNormBase, buffers_of, parameters_of
 
 
 def form_of(module: nn.Module) -> Form | None:
@@ -87,39 +87,6 @@ def _prelu(m: Any) -> Form:
     )
 
 
-def _attention(m: Any) -> Form:
-    """Heads stay, each head grows; keys and values of other widths than the queries' may differ."""
-    same = has_one_width(m)
-    own = {"head": m.head_dim} | ({} if same else {"keys": m.kdim, "values": m.vdim})
-
-    def sizes(own: Mapping[str, Dim], inp: Sequence[Dim]) -> Sizes:
-        width = own["head"] * m.num_heads
-        keys, values = own.get("keys", width), own.get("values", width)
-        return Sizes(
-            {
-                "in_proj_weight": (3 * width, width),
-                "q_proj_weight": (width, width),
-                "k_proj_weight": (width, keys),
-                "v_proj_weight": (width, values),
-                "in_proj_bias": (3 * width,),
-                "bias_k": (1, 1, width),
-                "bias_v": (1, 1, width),
-                "out_proj.weight": (width, width),
-                "out_proj.bias": (width,),
-            },
-            {
-                "embed_dim": width,
-                "head_dim": own["head"],
-                "kdim": keys,
-                "vdim": values,
-                "out_proj.in_features": width,
-                "out_proj.out_features": width,
-            },
-        )
-
-    return Form(own, (), sizes, nn.MultiheadAttention)
-
-
 _STATISTICS = ("weight", "bias", "running_mean", "running_var")
 _BATCH = BatchNormBase
 _INSTANCE: tuple[tuple[type[nn.Module], int], ...] = (
@@ -133,5 +100,4 @@ _FORMS: tuple[tuple[type[nn.Module] | tuple[type[nn.Module], ...], Any], ...] = 
     ((nn.LayerNorm, nn.RMSNorm), _layer_norm),
     (nn.GroupNorm, _channel_norm(1, nn.GroupNorm, "num_channels", ("weight", "bias"))),
     (nn.PReLU, _prelu),
-    (nn.MultiheadAttention, _attention),
 )

@@ -12,8 +12,8 @@ from bp_convert.calibration.gatherer import gather, order_of
 from bp_convert.calibration.moments import FAINT, SCARCE, Moment, ridge
 from bp_convert.errors import DataError
 from bp_convert.graph.walk import walk
-from bp_convert.kinds.recurrent_passes import recurrent_weights
 from bp_convert.kron.metric import RIDGE, Diagonal, Full
+from bp_convert.seen.recurrent_passes import recurrent_weights
 from tests.tiny_models import TINY, Attention, Chain, Residual, Shared, Sides
 from tests.tolerances import assert_near
 

@@ -24,6 +24,7 @@ class Case:
     unsupported: Callable[[], nn.Module] | None = None
     word: str = ""
     note: str = ""
+    times: int = 1  # as many times the layer takes its input
 
     def __str__(self) -> str:
         return f"{self.kind} {self.note}".strip()
@@ -31,6 +32,20 @@ class Case:
 
 def _floats(*shape: int) -> Callable[[torch.dtype], Tensor]:
     return lambda dtype: torch.randn(*shape, dtype=dtype)
+
+
+def _attention() -> nn.Module:
+    return nn.MultiheadAttention(24, 4, add_bias_kv=True, add_zero_attn=True, batch_first=True)
+
+
+def _rebuilt() -> nn.Module:
+    class Adapted(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + x
+
+    module = _attention()
+    module.out_proj = Adapted(24, 24)
+    return module
 
 
 CASES = (
@@ -98,6 +113,14 @@ CASES = (
         lambda: nn.EmbeddingBag(30, 24, scale_grad_by_freq=True),
         "scale_grad_by_freq",
     ),
+    Case(
+        "MultiheadAttention",
+        _attention,
+        _floats(3, 5, 24),
+        _rebuilt,
+        "its out_proj",
+        times=3,
+    ),
 )
 
 # The same kinds otherwise: groups hold factors of their own, a projection has some as well.
@@ -142,9 +165,19 @@ def kind(case: Case) -> Kind:
     return next(one for one in KINDS if one.name == case.kind)
 
 
+def call_shape(case: Case, x: Tensor) -> tuple[int, ...]:
+    """Return what the costs of a call on ``x`` hang on."""
+    return kind(case).call_shape(case.make(), (x,) * case.times, {}) or tuple(x.shape)
+
+
+def given(case: Case, x: Tensor) -> Any:
+    """Return what ``rows`` wants of a call on ``x``."""
+    return kind(case).given((x,) * case.times, {})
+
+
 def output(layer: nn.Module, x: Tensor) -> Tensor:
     """Return a layer's main output; of a cell, that of a second step."""
-    y = layer(x)
+    y = layer(*(x,) * (3 if hasattr(layer, "num_heads") else 1))
     return main(layer(x, y) if isinstance(layer, nn.RNNCellBase | BilinearCell) else y)
 
 

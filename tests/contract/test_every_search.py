@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.kinds import Choices, Spread
-from bp_convert.kinds.pick import Pick
 from bp_convert.kron.als import fit_in_metric, natural
 from bp_convert.kron.column_order import Columns
 from bp_convert.kron.metric import Plain
+from bp_convert.seen.pick import Pick
 from bp_convert.values.factors import FactorSpec
-from tests.contract.cases import CASES, VARIANTS, Case, kind, output
+from tests.contract.cases import CASES, VARIANTS, Case, call_shape, given, kind, output
 from tests.tolerances import assert_near
 
 EVERY = pytest.mark.parametrize("case", [*CASES, *VARIANTS], ids=str)
@@ -60,7 +60,7 @@ def test_matrices_and_choices_speak_of_the_same_roles(case: Case) -> None:
     widths = one.widths(dense)
     matrices, choices = one.matrices(dense, Spread()), _choices(case, dense)
     assert list(matrices) == list(choices)
-    held = sum(p.numel() for n, p in dense.named_parameters() if n.startswith("weight"))
+    held = sum(p.numel() for n, p in dense.named_parameters() if "weight" in n)
     assert sum(m.numel() for ones in matrices.values() for m in ones) == held
     for role, ones in matrices.items():
         assert len({m.shape for m in ones}) == 1
@@ -142,16 +142,16 @@ def test_adding_adds_to_the_matrices(case: Case) -> None:
 def test_rows_fit_the_matrices_and_are_the_same_for_the_same_seed(case: Case) -> None:
     dense, one = _dense(case), kind(case)
     x = case.draw(torch.float64)
-    matrices = one.matrices(dense, Spread())
+    seen, matrices = given(case, x), one.matrices(dense, Spread())
     with torch.no_grad():
-        rows = one.rows(dense, x, ALL)
+        rows = one.rows(dense, seen, ALL)
         assert list(rows) == list(matrices)
         for role, sides in rows.items():
             assert len(matrices[role]) % len(sides) == 0
             for side in sides:
                 assert side.shape[1:] == (() if one.lookup else (matrices[role][0].shape[1],))
         for pick in (Pick(4, 1), Pick(4, 2)):
-            some, again = one.rows(dense, x, pick), one.rows(dense, x, pick)
+            some, again = one.rows(dense, seen, pick), one.rows(dense, seen, pick)
             for role, sides in some.items():
                 for side, same, whole in zip(sides, again[role], rows[role], strict=True):
                     assert torch.equal(side, same)
@@ -194,6 +194,8 @@ def test_without_a_bias_nothing_is_shifted(case: Case) -> None:
         pytest.skip("it always has one")
     if isinstance(dense, nn.RNNBase | nn.RNNCellBase):
         dense = type(dense)(12, 16, bias=False).double()
+    elif case.kind == "MultiheadAttention":
+        dense = nn.MultiheadAttention(24, 4, bias=False).double()
     elif case.kind == "Linear":
         dense = nn.Linear(24, 36, bias=False).double()
     elif not one.lookup:
@@ -214,7 +216,7 @@ def test_a_batch_has_as_many_examples_as_asked(case: Case) -> None:
     x = case.draw(torch.float64)
     stack = isinstance(dense, nn.RNNBase)
     axis = 1 if stack and not dense.batch_first else 0
-    single = tuple(x.narrow(axis, 0, 1).shape)
+    single = call_shape(case, x.narrow(axis, 0, 1))
     widths = one.widths(dense)
     factors = {role: next(c.specs()) for role, c in _choices(case, dense).items()}
     many = one.batched(dense, single, 7)

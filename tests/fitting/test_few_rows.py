@@ -16,7 +16,7 @@ from bp_convert.fitting.sequence import _fit
 from bp_convert.graph.clone import clone
 from bp_convert.graph.walk import walk
 from bp_convert.kinds import Factors, Spread
-from tests.contract.cases import CASES, Case, output
+from tests.contract.cases import CASES, Case, given, output
 from tests.tolerances import assert_near
 
 
@@ -52,11 +52,11 @@ def _twin(model: nn.Module) -> tuple[nn.Module, nn.Module, float]:
     return converted, twin, error
 
 
-def _moments(model: nn.Module, x: Tensor) -> Moments:
-    sites = walk(model)
+def _moments(case: Case, model: nn.Module, x: Tensor) -> Moments:
+    sites, seen = walk(model), given(case, x)
     order = Order({"layer": 1}, [["layer"]], frozenset())
     gatherer = Gatherer(sites, order, max(1, len(x)), cross=True)
-    gatherer.add({"layer": [x]}, 0, ((x,), {}), {"layer": [x]})
+    gatherer.add({"layer": [seen]}, 0, ((x,), {}), {"layer": [seen]})
     return gatherer.result()
 
 
@@ -66,7 +66,7 @@ def test_a_layer_that_nothing_reached_is_the_nearest_to_its_weights(case: Case) 
     (site,) = walk(model)
     converted, twin, error = _twin(model)
     before = {name: t.clone() for name, t in twin.named_parameters()}
-    moments = _moments(model, _few(case, 0))
+    moments = _moments(case, model, _few(case, 0))
     assert all(moment.count == 0 for found in moments.values() for moment in found)
     with torch.no_grad():
         assert _fit(site, converted, moments) == pytest.approx(error, rel=1e-3)
@@ -84,7 +84,7 @@ def test_a_layer_that_hardly_anything_reached_stays_near_its_weights(case: Case,
     model = Alone(case.make()).eval()
     (site,) = walk(model)
     converted, twin, error = _twin(model)
-    moments = _moments(model, _few(case, rows))
+    moments = _moments(case, model, _few(case, rows))
     with torch.no_grad():
         found = _fit(site, converted, moments)
     assert math.isfinite(found)

@@ -99,7 +99,6 @@ def test_every_module_with_weights_is_listed_once_with_its_reason() -> None:
         "norms.1": ("LayerNorm", 16, vectors),
         "norms.2": ("LayerNorm", 16, vectors),
         "own": ("_Own", 384, "bare parameter mix of class _Own"),
-        "attention": ("MultiheadAttention", 216, "no kind for nn.MultiheadAttention yet"),
         "scales": ("ParameterDict", 8, "bare parameters of an nn.ParameterDict"),
         "bare": ("_Tied", 0, "its parameters are those of first"),
     }

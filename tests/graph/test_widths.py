@@ -45,7 +45,7 @@ AT_ALPHA_2: dict[str, dict[str, tuple[int, int]]] = {
     "split": {"stem": (3, 32), "side": (16, 16), "head": (32, 5)},
     "hard view": {"conv": (3, 8), "hidden": (128, 48), "head": (48, 5)},
     "attention": {"stem": (6, 48), "qkv": (48, 144), "out": (48, 48), "head": (48, 5)},
-    "fused": {"stem": (6, 48), "attention.out_proj": (48, 48), "mlp": (48, 48), "head": (48, 5)},
+    "fused": {"stem": (6, 48), "attention": (48, 48), "mlp": (48, 48), "head": (48, 5)},
     "functional": {"first": (6, 24), "used": (24, 24), "head": (24, 5)},
     "sides": {
         "stem": (6, 24),

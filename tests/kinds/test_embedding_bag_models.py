@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import bp_convert
 from bp_convert.kinds import kind_of
-from bp_convert.kinds.pick import Pick
 from bp_convert.layers import BPEmbeddingBag
+from bp_convert.seen.pick import Pick
 from tests.tolerances import assert_near
 
 ROWS, BAG = 60, 4

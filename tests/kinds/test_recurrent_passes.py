@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from bp_convert.kinds import kind_of
-from bp_convert.kinds.pick import Pick
-from bp_convert.kinds.recurrent_passes import Started, recurrent_rows, recurrent_weights
+from bp_convert.seen.pick import Pick
+from bp_convert.seen.recurrent_passes import Started, recurrent_rows, recurrent_weights
 from tests.tolerances import assert_near
 
 

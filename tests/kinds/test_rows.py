@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
 
 from bp_convert.kinds import kind_of
-from bp_convert.kinds.pick import Pick
+from bp_convert.seen.pick import Pick
 from tests.tolerances import assert_near
 
 ALL = Pick(10**9)

@@ -13,11 +13,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bp_convert.errors import FactorError
 from bp_convert.kinds import kind_of
-from bp_convert.kinds.pick import Pick, conv_rows
 from bp_convert.kron.conv_layout import every_axes
 from bp_convert.kron.pairs import divisor_pairs
 from bp_convert.layers import BPConv2d, BPConvTranspose1d, BPConvTranspose2d, BPConvTranspose3d
 from bp_convert.layers.conv_transpose import turned
+from bp_convert.seen.pick import Pick, conv_rows
 from bp_convert.values.factors import FactorSpec
 from tests.tolerances import assert_near
 

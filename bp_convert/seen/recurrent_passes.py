@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from bp_convert.kinds.pick import Pick
 from bp_convert.recurrence.steps import RECURRENCES, frame_of, mode_of, named
+from bp_convert.seen.pick import Pick
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Multi-head attention: its layer, and what it computes between its projections."""
