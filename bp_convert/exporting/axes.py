@@ -7,7 +7,7 @@ The first axis of each input is the batch. The second is a sequence where the in
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,17 +34,41 @@ class FreeAxes:
         lengths: of the sequences in the inputs that may have any; empty where all are fixed.
         notes: why a sequence is fixed.
         most: examples in a batch, where there is a limit; sequences then grow fourfold at most.
+        bounds: of axes that the model itself limits: name, least and largest.
     """
 
     specs: tuple[TensorSpec, ...]
     lengths: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
     most: int | None = None
+    bounds: tuple[tuple[str, int | None, int | None], ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the free axes."""
+        return (BATCH, *(self._name(one) for one in self.lengths))
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The names of the free axes."""
-        return (BATCH, *(self._name(one) for one in self.lengths))
+        """The free axes with their limits."""
+        said = []
+        for name in self.names:
+            low, high = self._limits(name)
+            least = "" if low is None else f" from {low}"
+            said.append(f"{name}{least}" + ("" if high is None else f" up to {high}"))
+        return tuple(said)
+
+    def within(self, bounds: Mapping[str, tuple[int | None, int | None]]) -> FreeAxes:
+        """The same with axes that have a least and a largest length."""
+        return replace(self, bounds=tuple((name, *both) for name, both in bounds.items()))
+
+    def _limits(self, name: str) -> tuple[int | None, int | None]:
+        for one, low, high in self.bounds:
+            if one == name:
+                return low, high
+        if self.most is None or name == BATCH:
+            return None, self.most
+        return None, 4 * next(one for one in self.lengths if self._name(one) == name)
 
     def fixed(self, why: str) -> FreeAxes:
         """The same with sequences of one length only."""
@@ -63,10 +87,10 @@ class FreeAxes:
 
     def shapes(self, model: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         """Return the free axes as ``torch.export`` wants them: by the names of forward."""
-        dims: dict[str, Any] = {BATCH: torch.export.Dim(BATCH, max=self.most)}
-        for length in self.lengths:
-            longest = None if self.most is None else 4 * length
-            dims[self._name(length)] = torch.export.Dim(self._name(length), max=longest)
+        dims: dict[str, Any] = {}
+        for name in self.names:
+            low, high = self._limits(name)
+            dims[name] = torch.export.Dim(name, min=low, max=high)
         plain = [one for one in self.specs if one.name is None]
         named = {one.name: one for one in self.specs if one.name is not None}
         if not kwargs:

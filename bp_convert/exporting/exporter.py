@@ -213,13 +213,13 @@ class _Work:
     def _traced(self, laid: nn.Module) -> Program:
         """Trace, with fixed sequences where free ones are not possible."""
         try:
-            return traced(laid, self.axes)
+            program, self.axes = traced(laid, self.axes)
+            return program
         except ExportError as problem:
             if not self.axes.lengths:
                 raise
             fixed = self.axes.fixed(problem.found[:160])
-            program = traced(laid, fixed)
-            self.axes = fixed
+            program, self.axes = traced(laid, fixed)
             return program
 
     def _compare(self, made: _Made) -> None:

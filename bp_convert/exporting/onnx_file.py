@@ -80,7 +80,7 @@ def pieces_as_onnx(pieces: Sequence[Piece]) -> list[bytes]:
     from onnx.utils import Extractor
 
     examples = [one.inputs[-1].clone() for one in pieces]  # a shared one would be one input
-    free = [{0: torch.export.Dim.AUTO} for _ in pieces]
+    free = [{0: torch.export.Dim.AUTO} if len(one) > 1 else {} for one in examples]
     with torch.no_grad():
         program = torch.export.export(
             _Side([one.layer for one in pieces]), (examples,), dynamic_shapes=(free,), strict=False

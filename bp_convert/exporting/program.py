@@ -16,13 +16,14 @@ from bp_convert.exporting.axes import EXAMPLE, FreeAxes
 from bp_convert.graph.running import inference
 
 Program = torch.export.ExportedProgram
+_DIM = re.compile(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)")
 _OPERATOR = re.compile(
     r"\b(?:aten|torchvision|bp_convert|prims|higher_order)[.:]{1,2}\w+(?:\.\w+)?"
 )
 
 
-def traced(model: nn.Module, axes: FreeAxes) -> Program:
-    """Trace a model in eval mode.
+def traced(model: nn.Module, axes: FreeAxes) -> tuple[Program, FreeAxes]:
+    """Trace a model in eval mode; return the axes, too, within what the model itself allows.
 
     Raises:
         ExportError: it cannot be traced with these axes; names the layer where that shows.
@@ -32,11 +33,32 @@ def traced(model: nn.Module, axes: FreeAxes) -> Program:
     with inference(model), _entered(model) as inside, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
+            made = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
         except BpConvertError:
             raise
         except Exception as problem:
-            raise _refused(model, inside, problem) from problem
+            bounds = _suggested(str(problem), axes)
+            if not bounds:
+                raise _refused(model, inside, problem) from problem
+        else:
+            return made, axes
+    return traced(model, axes.within(bounds))
+
+
+def _suggested(message: str, axes: FreeAxes) -> dict[str, tuple[int | None, int | None]]:
+    """Return the bounds of axes that torch asks for, such as the rows of a table of positions;
+    nothing where it asks for more, or has been given them already."""
+    found: dict[str, tuple[int | None, int | None]] = {}
+    for line in message.partition("Suggested fixes:")[2].splitlines():
+        name, equals, rest = line.strip().partition(" = ")
+        if not equals:
+            continue
+        asked = _DIM.fullmatch(rest)
+        if asked is None or name not in axes.names:
+            return {}
+        low, high = (None if one is None else int(one) for one in asked.groups())
+        found[name] = (low, high)
+    return {} if axes.bounds else found
 
 
 @contextmanager

@@ -87,7 +87,7 @@ def _facts(export: Export) -> list[tuple[str, list[str]]]:
             )
         )
     found.append(("inputs", list(export.inputs)))
-    free = f"{', '.join(export.free)}: of any length"
+    free = f"of any length: {', '.join(export.free)}"
     return [*found, ("free", [free]), ("note", list(export.notes))]
 
 

@@ -185,6 +185,25 @@ def test_other_outputs_leave_nothing_behind(
     assert [*tmp_path.iterdir()] == []
 
 
+class Positions(nn.Module):
+    """Token ids (N, T), T up to 20, to vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.places = nn.Embedding(30, 4), nn.Embedding(20, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.table(ids) + self.places.weight[: ids.shape[1]]
+
+
+def test_a_length_that_the_model_limits_is_free_up_to_there(tmp_path: Path) -> None:
+    file = tmp_path / "net.pt2"
+    done = bp_convert.export(Positions(), file, to="torch-export", inputs="int64:1x8")
+    assert done.free == ("batch", "sequence up to 20")
+    module = torch.export.load(file).module()
+    assert module(torch.zeros(3, 20, dtype=torch.int64)).shape == (3, 20, 4)
+
+
 class LooksAtData(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * 2 if x.sum() > 0 else x
