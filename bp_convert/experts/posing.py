@@ -39,7 +39,8 @@ class _Acting:
         raise NotImplementedError
 
     def __matmul__(self, other: Any) -> Any:
-        return torch.matmul(self, other)  # type: ignore[call-overload]
+        acting: Any = self
+        return torch.matmul(acting, other)
 
     def __mul__(self, other: Any) -> Any:
         return self.built() * other
