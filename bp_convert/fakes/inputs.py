@@ -224,12 +224,16 @@ def _of_the_paper(model: nn.Module) -> Iterator[Guess]:
 def _from_first_layer(model: nn.Module) -> Iterator[tuple[TensorSpec, str]]:
     if _needs_several(model):
         return
-    for name, module in model.named_modules():
-        kind = relative_of(module)
-        found = [] if kind is None else list(kind.examples(module, name or "the model itself"))
-        if found:
-            yield from found
-            return
+    # A transposed layer makes images of what another one gives; in a generator it may be the first.
+    for turned in (False, True):
+        for name, module in model.named_modules():
+            kind = relative_of(module)
+            if kind is None or getattr(module, "transposed", False) != turned:
+                continue
+            found = list(kind.examples(module, name or "the model itself"))
+            if found:
+                yield from found
+                break
 
 
 def _from_library(model: nn.Module) -> Iterator[tuple[TensorSpec, str]]:

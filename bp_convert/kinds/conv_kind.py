@@ -34,7 +34,7 @@ from bp_convert.layers.carry import fields_of
 from bp_convert.layers.conv import BPConv1d, BPConv2d, BPConv3d
 from bp_convert.seen.pick import Pick, conv_rows
 from bp_convert.values.factors import FactorSpec
-from bp_convert.values.settings import Pairs
+from bp_convert.values.settings import Pairs, Rank
 from bp_convert.values.tensors import TensorSpec
 
 _SAME = ("kernel_size", "stride", "padding", "dilation", "padding_mode")
@@ -110,6 +110,11 @@ class ConvKind(Kind):
         """Return which factor the twin applies first."""
         return first_factor(spec, module.kernel_size, module.stride)
 
+    def cheapest(self, module: Any, inputs: int, outputs: int, rank: Rank) -> FactorSpec:
+        """Return the pair on which a share of the parameters is spent: that of least time."""
+        kernel = tuple(module.kernel_size)
+        return FactorSpec(out=(outputs, 1), inp=(1, inputs * prod(kernel)), axes=(2,) * len(kernel))
+
     def factor(self, module: Any, widths: Widths, ask: Ask) -> Factors:
         inputs, outputs = self.each(module, widths)
         kernel = tuple(module.kernel_size)
@@ -122,9 +127,7 @@ class ConvKind(Kind):
                 inputs, pair, kernel, 1
             )
         elif ask.by_share:
-            spec = FactorSpec(
-                out=(outputs, 1), inp=(1, inputs * prod(kernel)), axes=(2,) * len(kernel)
-            )
+            spec = self.cheapest(module, inputs, outputs, ask.rank)
         else:
             spec = fast_conv_factors(inputs, outputs, kernel, 1)
         return {"weight": with_rank(spec, ask.rank, dense)}

@@ -30,6 +30,16 @@ def first_transposed(
     spec: FactorSpec, kernel: Sequence[int], stride: Sequence[int]
 ) -> Literal[1, 2]:
     """Return which factor is applied first: the order of less work at one input position."""
+    one, two = _costs(spec, kernel, stride)
+    return 1 if one <= two else 2
+
+
+def transposed_cost(spec: FactorSpec, kernel: Sequence[int], stride: Sequence[int]) -> float:
+    """Estimate the work at one input position, in multiply-adds; for choosing, not reporting."""
+    return min(_costs(spec, kernel, stride))
+
+
+def _costs(spec: FactorSpec, kernel: Sequence[int], stride: Sequence[int]) -> list[float]:
     lay = layout_of(spec, kernel)
     (k1, k2), rank = spec.out, spec.rank
     costs = []
@@ -40,7 +50,7 @@ def first_transposed(
         between = grown * (k1 * rank * lay.c2 if first == 1 else lay.c1 * rank * k2)
         early, late = (one, two) if first == 1 else (two, one)
         costs.append(early + grown * late + COPY * between)
-    return 1 if costs[0] <= costs[1] else 2
+    return costs
 
 
 def transposed_macs(

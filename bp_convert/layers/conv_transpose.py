@@ -75,7 +75,7 @@ class _BPConvTranspose(_BPConv):
     def _conv(self, x: Tensor, w: Tensor, steps: Sequence[Any], many: int = 1) -> Tensor:
         apart = w.view(many, -1, *w.shape[1:]).transpose(1, 2)  # (G, C, K, *own)
         stride, padding, more, dilation = steps
-        turned = apart.flatten(0, 1)
+        turned = apart.flatten(0, 1).contiguous()  # its strides would pass for another format
         return type(self).CONV(x, turned, None, stride, padding, more, many, dilation)
 
     def _order(self) -> Literal[1, 2]:

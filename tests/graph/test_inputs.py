@@ -26,6 +26,12 @@ def flat(side: int) -> nn.Module:
         (nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 2)), "int64:1x8<11", "ids below 11"),
         (nn.LSTM(6, 4, batch_first=True), "8x6", "8 steps of 6 features"),
         (nn.LSTM(6, 4), "8x6", "the batch on its second axis"),
+        (
+            nn.Sequential(nn.ConvTranspose2d(6, 4, 4), nn.ReLU(), nn.Conv2d(4, 3, 3)),
+            "6x1x1",
+            "6 channels from its first layer 0",
+        ),
+        (nn.Sequential(nn.EmbeddingBag(11, 8), nn.Linear(8, 2)), "int64:1x8<11", "ids below 11"),
         (nn.Sequential(nn.Conv1d(2, 4, 9), nn.Flatten(), nn.Linear(4 * 56, 1)), "2x64", "size 64"),
     ],
 )

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from bp_convert.errors import FactorError
-from bp_convert.kinds import kind_of
+from bp_convert.kinds import Ask, kind_of
 from bp_convert.kron.conv_layout import every_axes
 from bp_convert.kron.pairs import divisor_pairs
 from bp_convert.layers import BPConv2d, BPConvTranspose1d, BPConvTranspose2d, BPConvTranspose3d
@@ -153,3 +153,13 @@ def test_each_group_has_factors_of_its_own(kernel: tuple[int, int], fields: dict
             one.load_state_dict({n: p.chunk(3)[1].view(q.shape) for (n, p), q in zip(
                 layer.state_dict().items(), one.state_dict().values(), strict=True)})  # fmt: skip
             assert_near(one(x[:, 4:8]), dense(x)[:, 2:4])
+
+
+def test_a_share_is_spent_before_the_image_grows() -> None:
+    """A transposed convolution of R channels is less work than one to R, of a larger image."""
+    dense = nn.ConvTranspose2d(128, 64, 4, 2, 1)
+    kind = kind_of(dense)
+    assert kind is not None
+    spec = kind.factor(dense, (128, 64), Ask(rank=0.25))["weight"]
+    assert (spec.out, spec.inp) == ((1, 64), (128, 16))
+    assert 0.2 < spec.params / dense.weight.numel() <= 0.25
