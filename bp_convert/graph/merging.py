@@ -19,15 +19,14 @@ from bp_convert.graph.running import draws_kept, evaluating
 from bp_convert.graph.standing import standing, taken
 from bp_convert.graph.tree import tensors_in
 from bp_convert.kinds import kind_of
-from bp_convert.torch_private import parameters_of, submodules_of
 
 MARK = "lora_"
 
 
 def is_wrapper(module: nn.Module) -> bool:
     """Return whether a module wraps a base layer that it adapts."""
-    parts = submodules_of(module)
-    return parts.get("base_layer") is not None and _is_marked(module)
+    base = dict(module.named_children()).get("base_layer")
+    return base is not None and _is_marked(module)
 
 
 def is_adapted(module: nn.Module) -> bool:
@@ -80,7 +79,9 @@ def merged(model: nn.Module) -> tuple[nn.Module, int]:
 
 
 def _is_marked(module: nn.Module) -> bool:
-    return any(key.startswith(MARK) for key in (*submodules_of(module), *parameters_of(module)))
+    names = [name for name, _ in module.named_children()]
+    names += [name for name, _ in module.named_parameters(recurse=False)]
+    return any(name.startswith(MARK) for name in names)
 
 
 def _merged(where: str, adapter: nn.Module) -> nn.Module:

@@ -12,6 +12,7 @@ from bp_convert.graph.reshape import held, owner_of
 from bp_convert.graph.stacks import torch_base
 from bp_convert.graph.walk import Site
 from bp_convert.kinds import KINDS
+from bp_convert.kinds.foreign import taken_over
 from bp_convert.values.plan import OtherWeights, Resize
 
 NAMED = 3  # bare parameters that a reason names
@@ -86,6 +87,8 @@ def _sizes(parameters: Sequence[nn.Parameter], after: Mapping[int, int]) -> Numb
 def _why(module: nn.Module, own: Mapping[str, nn.Parameter]) -> str:
     """Return why no kind speaks for a module."""
     kind = type(module)
+    if foreign := taken_over(module):
+        return foreign
     if kind.__module__.startswith(("bp_convert.layers", "bp_convert.experts")):
         return "bilinear already"
     if isinstance(module, ParametrizationList):

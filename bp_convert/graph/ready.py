@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -23,6 +24,13 @@ def check_ready(model: object, *, values: bool = True) -> None:
     """
     if not isinstance(model, nn.Module):
         raise _no_model(model)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise PlanError(
+            where=type(model).__name__,
+            found="a TorchScript program, whose layers can no longer be exchanged",
+            allowed="an eager nn.Module",
+            fix="give the model that it was made from, and script the result",
+        )
     held = [
         (name, module, one)
         for name, module in model.named_modules()

@@ -21,6 +21,7 @@ from bp_convert.graph.probing import code_of
 from bp_convert.graph.stacks import stacks_in
 from bp_convert.graph.standing import Standing, disproved, is_plain, outline, standing
 from bp_convert.kinds import Kind, is_twin, kind_of, kind_of_either
+from bp_convert.kinds.foreign import taken_over
 
 
 @dataclass(frozen=True)
@@ -198,6 +199,8 @@ def structural_reasons(
 
 
 def _own_reason(kind: Kind, module: nn.Module) -> str | None:
+    if foreign := taken_over(module):
+        return f"it is {foreign}"
     if is_adapted(module):
         return "it holds an adapter of its own (--merge-adapters merges it first)"
     if "forward" in module.__dict__:

@@ -19,6 +19,7 @@ from bp_convert.graph.ready import check_ready
 from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Factors, prime_reason
+from bp_convert.kinds.foreign import packed
 from bp_convert.planner.heads import head_reasons
 from bp_convert.planner.requests import reasons_of, requests_of
 from bp_convert.planner.samples import sample_inputs
@@ -108,7 +109,7 @@ class _Planning:
         self.sites = walk(model)
         self.requests = requests_of(settings, self.sites)
         self.widths = WidthPlan({})
-        self.notes: list[str] = []
+        self.notes: list[str] = packed(model)
         self.adapted = {getattr(one, "base_layer", one) for one in adapters_of(model).values()}
 
     def run(self) -> Planned:

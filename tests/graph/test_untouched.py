@@ -166,7 +166,10 @@ def test_widening_writes_on_no_model(make: type[Counts]) -> None:
     torch.manual_seed(0)
     model = make().eval()
     before = fingerprint_of_data(model), len(model.log)
-    small, report = bp_convert.convert(model, inputs=["16"], alpha=2, convert_anyway=True)
+    written = ["two"] if make is Rescaled else []
+    small, report = bp_convert.convert(
+        model, inputs=["16"], alpha=2, convert_anyway=True, exclude=written
+    )
     assert (fingerprint_of_data(model), len(model.log)) == before
     assert any(layer.action == "replaced" for layer in report.layers)
     assert small(torch.randn(5, 16)).shape[1] == 4
