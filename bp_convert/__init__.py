@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # The public names, here and nowhere else: what runs reads th
     from bp_convert.layers import BPGRU as BPGRU
     from bp_convert.layers import BPLSTM as BPLSTM
     from bp_convert.layers import BPRNN as BPRNN
+    from bp_convert.layers import BPBilinear as BPBilinear
     from bp_convert.layers import BPConv1D as BPConv1D
     from bp_convert.layers import BPConv1d as BPConv1d
     from bp_convert.layers import BPConv2d as BPConv2d

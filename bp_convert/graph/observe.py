@@ -24,7 +24,7 @@ from bp_convert.graph.running import (
 )
 from bp_convert.graph.stacks import bare_names, opened
 from bp_convert.graph.tree import map_tensors, tensors_in
-from bp_convert.kinds import kind_of, uncounted
+from bp_convert.kinds import kind_of, uncounted, unseen_macs
 from bp_convert.torch_private import hooks_of
 
 
@@ -156,6 +156,7 @@ class _Watching:
         self.counter = FlopCounterMode(display=False)
         self.made: dict[Any, str] = {}  # autograd node -> the watched layer that made it
         self.starts: dict[str, int] = {}
+        self.missed = 0  # multiply-adds that the counter does not see at all
         self.unseen: list[tuple[str, nn.Module, Args, Kwargs]] = []
         watched = list(watched)
         self.stacks = opened(self.copy, watched)
@@ -178,7 +179,9 @@ class _Watching:
 
         def after(_: nn.Module, inputs: Args, output: Any) -> None:
             spent = self.counter.get_total_flops() - self.starts[name]
-            self.seen.macs[name] = self.seen.macs.get(name, 0) + spent // 2
+            missed = unseen_macs(module, self.seen.shapes[name][-1])
+            self.missed += missed
+            self.seen.macs[name] = self.seen.macs.get(name, 0) + spent // 2 + missed
             for leaf in tensors_in(output):
                 if leaf.grad_fn is not None:
                     self.made[leaf.grad_fn] = name
@@ -198,7 +201,7 @@ class _Watching:
             self.counter,
         ):
             output = run(self.copy, args, kwargs)
-        self.seen.total_macs = self.counter.get_total_flops() // 2
+        self.seen.total_macs = self.counter.get_total_flops() // 2 + self.missed
         self.seen.read = frozenset(name for name, one in self.stacks.items() if one.read)
         order = list(self.seen.shapes)
         heads = {_head(leaf, self.made, order) for leaf in tensors_in(output)}

@@ -26,6 +26,7 @@ from bp_convert.kinds.speed import predict
 from bp_convert.kinds.spread import Spread
 from bp_convert.kinds.stack_kind import MatrixStackKind
 from bp_convert.kinds.turned_kind import TurnedKind
+from bp_convert.kinds.two_inputs_kind import BilinearKind
 
 KINDS: list[Kind] = [
     LinearKind(),
@@ -46,6 +47,7 @@ KINDS: list[Kind] = [
     EmbeddingBagKind(),
     MatrixStackKind(),
     AttentionKind(),
+    BilinearKind(),
 ]
 
 __all__ = [
@@ -67,6 +69,7 @@ __all__ = [
     "relative_of",
     "table_rows",
     "uncounted",
+    "unseen_macs",
     "whole",
 ]
 
@@ -121,6 +124,12 @@ def given_to(module: nn.Module) -> Callable[..., Any]:
     types = ((one, (one.dense, *one.alike, one.twin)) for one in KINDS)
     found = next((one for one, own in types if isinstance(module, own)), Kind())
     return found.given
+
+
+def unseen_macs(module: nn.Module, shape: tuple[int, ...]) -> int:
+    """Return the multiply-adds of a module's call that torch's counter never sees."""
+    kind = next((one for one in KINDS if type(module) is one.dense), None)
+    return 0 if kind is None else kind.unseen_macs(module, shape)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ class CellKind(RecurrentKind):
     """What the kinds of cells share."""
 
     additive = True
+    probed = False  # one step without a state does not show what it makes of one
 
     def form(self, module: Any) -> Form:
         return cell_form(module, self.base_of(module))

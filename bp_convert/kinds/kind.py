@@ -205,6 +205,10 @@ class Kind:
         """Predict the twin's multiply-adds over calls with inputs of these (old) shapes."""
         return sum(prod(shape[:-1]) for shape in shapes) * bilinear_macs(factors["weight"])
 
+    def unseen_macs(self, module: Any, shape: Shape) -> int:
+        """Return the multiply-adds of a dense call, where torch's counter never sees them."""
+        return 0
+
     def operations(
         self, module: Any, widths: Widths, factors: Factors, shape: Shape
     ) -> tuple[Counts, Counts] | None:

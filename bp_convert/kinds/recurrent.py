@@ -65,11 +65,11 @@ def shapes_only(module: nn.RNNBase) -> Forward:
         hidden = module.hidden_size
         state = module.proj_size or hidden
         data = given.data if isinstance(given, PackedSequence) else given
-        _require(data.shape[-1], module.input_size, "input")
+        require(data.shape[-1], module.input_size, "input")
         if hx is not None:
             states = hx if has_cell else (hx,)
             for one, size in zip(states, (state, hidden), strict=False):
-                _require(one.shape[-1], size, "initial state")
+                require(one.shape[-1], size, "initial state")
         made = data.new_empty(*data.shape[:-1], directions * state)
         output: Any = made
         if isinstance(given, PackedSequence):
@@ -94,16 +94,21 @@ def cell_shapes_only(module: nn.RNNCellBase) -> Forward:
     """Return a forward of a cell that computes shapes alone."""
 
     def forward(given: Tensor, hx: Any = None) -> Any:
-        _require(given.shape[-1], module.input_size, "input")
+        require(given.shape[-1], module.input_size, "input")
         if hx is not None:
             for one in hx if isinstance(hx, tuple) else (hx,):
-                _require(one.shape[-1], module.hidden_size, "state")
+                require(one.shape[-1], module.hidden_size, "state")
         made = given.new_empty(*given.shape[:-1], module.hidden_size)
         return (made, made.clone()) if mode_of(module) == "LSTM" else made
 
     return forward
 
 
-def _require(found: Dim, wanted: Dim, what: str) -> None:
+def require(found: Dim, wanted: Dim, what: str) -> None:
+    """Ask that two sizes agree.
+
+    Raises:
+        RuntimeError: they do not.
+    """
     if found != wanted:
         raise RuntimeError(f"{what} has {found} features where {wanted} are expected")

@@ -15,11 +15,13 @@ from bp_convert.layers.lstm import BPLSTM
 from bp_convert.layers.recurrent_cells import BPGRUCell, BPLSTMCell, BPRNNCell
 from bp_convert.layers.rnn import BPGRU, BPRNN
 from bp_convert.layers.turned import BPConv1D
+from bp_convert.layers.two_inputs import BPBilinear
 
 __all__ = [
     "BPGRU",
     "BPLSTM",
     "BPRNN",
+    "BPBilinear",
     "BPConv1D",
     "BPConv1d",
     "BPConv2d",

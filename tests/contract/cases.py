@@ -24,7 +24,6 @@ class Case:
     unsupported: Callable[[], nn.Module] | None = None
     word: str = ""
     note: str = ""
-    times: int = 1  # as many times the layer takes its input
 
     def __str__(self) -> str:
         return f"{self.kind} {self.note}".strip()
@@ -119,8 +118,8 @@ CASES = (
         _floats(3, 5, 24),
         _rebuilt,
         "its out_proj",
-        times=3,
     ),
+    Case("Bilinear", lambda: nn.Bilinear(6, 4, 8), _floats(5, 6)),
 )
 
 # The same kinds otherwise: groups hold factors of their own, a projection has some as well.
@@ -167,18 +166,27 @@ def kind(case: Case) -> Kind:
 
 def call_shape(case: Case, x: Tensor) -> tuple[int, ...]:
     """Return what the costs of a call on ``x`` hang on."""
-    return kind(case).call_shape(case.make(), (x,) * case.times, {}) or tuple(x.shape)
+    return kind(case).call_shape(case.make(), arguments(case.make(), x), {}) or tuple(x.shape)
 
 
 def given(case: Case, x: Tensor) -> Any:
     """Return what ``rows`` wants of a call on ``x``."""
-    return kind(case).given((x,) * case.times, {})
+    return kind(case).given(arguments(case.make(), x), {})
 
 
 def output(layer: nn.Module, x: Tensor) -> Tensor:
     """Return a layer's main output; of a cell, that of a second step."""
-    y = layer(*(x,) * (3 if hasattr(layer, "num_heads") else 1))
+    y = layer(*arguments(layer, x))
     return main(layer(x, y) if isinstance(layer, nn.RNNCellBase | BilinearCell) else y)
+
+
+def arguments(layer: Any, x: Tensor) -> tuple[Tensor, ...]:
+    """Return what a layer is called on: its input, several times where it takes more, or a second
+    one that is made of it."""
+    if not hasattr(layer, "in2_features"):
+        return (x,) * (3 if hasattr(layer, "num_heads") else 1)
+    steps = torch.arange(1, 1 + layer.in2_features, dtype=x.dtype, device=x.device)
+    return x, (x.mean(-1, keepdim=True) * steps).sin()
 
 
 def main(y: Any) -> Tensor:

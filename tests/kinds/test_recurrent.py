@@ -159,3 +159,17 @@ def test_it_is_saved_and_reloaded_elsewhere(tmp_path: Path) -> None:
     with torch.no_grad():
         y = small(torch.linspace(-1, 1, 60).view(2, 5, 6))[0]
     assert float(done.stdout) == pytest.approx(float(y.square().sum()), rel=1e-5), done.stderr
+
+
+def test_a_cell_with_a_forward_of_its_own_is_not_tried_and_stays() -> None:
+    class Leaky(nn.GRUCell):
+        def forward(self, x: Tensor, hx: Tensor | None = None) -> Tensor:
+            return super().forward(x, None if hx is None else hx / 2)
+
+    model = seq2seq()
+    model.cell = Leaky(24, 40)
+    plan = bp_convert.plan(model, inputs=IDS, rank=2, convert_anyway=True)
+    assert "cell" not in {one.name for one in plan.converted}
+    assert next(one.reason for one in plan.others if one.name == "cell") == (
+        "Leaky (an nn.GRUCell) has a forward of its own"
+    )
