@@ -23,10 +23,10 @@ from bp_convert.fitting import fit_to_data
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import SampleInputs, device_of, given_sample
 from bp_convert.graph.merging import merged
-from bp_convert.graph.ready import check_ready
 from bp_convert.graph.reshape import CASTS, cast
 from bp_convert.planner import Planned, maps_for, prepare
 from bp_convert.pruning import prune as pruned
+from bp_convert.ready import check_ready
 from bp_convert.reporting import report_of
 from bp_convert.storage import mark
 from bp_convert.surgery import Converted, apply_plan, carried_out

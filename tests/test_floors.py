@@ -28,6 +28,7 @@ FLOORS = (
     "seen",
     "models",
     "kinds",
+    "ready",
     "graph",
     "fakes",
     "widths",

@@ -15,9 +15,9 @@ from bp_convert.files.converted import is_converted
 from bp_convert.files.sniff import FileKind, file_kind, refusal
 from bp_convert.files.state import contents, find_states, fit_weights, weights_alone
 from bp_convert.files.unpickle import listed, load_admitted
-from bp_convert.graph.ready import check_ready
 from bp_convert.hub.layout import WEIGHTS, weight_files
 from bp_convert.pickles.inert import module_class
+from bp_convert.ready import check_ready
 
 # Keys under which training scripts pickle a whole model.
 _MODEL_KEYS = ("model", "net", "network", "module", "ema")

@@ -15,7 +15,6 @@ from bp_convert.graph.lookers import own_hooks
 from bp_convert.graph.merging import adapters_of
 from bp_convert.graph.observe import Observation, observe
 from bp_convert.graph.others import others_of, shared_by
-from bp_convert.graph.ready import check_ready
 from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Factors, prime_reason
@@ -26,6 +25,7 @@ from bp_convert.planner.samples import sample_inputs
 from bp_convert.planner.unproven import stack_reasons
 from bp_convert.planner.warm import Planned, maps_for, with_warmth
 from bp_convert.planner.worth import chosen, worth
+from bp_convert.ready import check_ready
 from bp_convert.search.selection import Allocation
 from bp_convert.search.spending import Spending
 from bp_convert.search.units import Unit
