@@ -16,6 +16,7 @@ from bp_convert.files.sniff import FileKind, file_kind, refusal
 from bp_convert.files.state import contents, find_states, fit_weights, weights_alone
 from bp_convert.files.unpickle import listed, load_admitted
 from bp_convert.hub.layout import WEIGHTS, weight_files
+from bp_convert.hub.regrouped import as_held
 from bp_convert.pickles.inert import module_class
 from bp_convert.ready import check_ready
 
@@ -83,6 +84,7 @@ def load_model(
     model = arch_factory(arch, trust=trust, typed=True)()
     if path.is_dir():
         _typed_as(model, content)
+        content = as_held(model, content) if isinstance(content, dict) else content
     place, notes = fit_weights(model, content, where=str(path), allow_missing=allow_missing)
     words = words or ", ".join(filter(None, ("a state dict", place)))
     return Loaded(model, f"{words}, loaded into {arch}", arch, notes)

@@ -375,6 +375,14 @@ def test_mixtures_of_experts_generate_the_same_at_full_rank(name: str, how: str)
     assert tokens(small) == tokens(source)
 
 
+def test_folders_that_hold_experts_one_by_one_are_read(tmp_path: Path) -> None:
+    source = moe("Mixtral", "eager")
+    source.save_pretrained(tmp_path)
+    held = bp_convert.open_model(tmp_path).model.state_dict()
+    assert held.keys() == source.state_dict().keys()
+    assert all(torch.equal(one, held[name]) for name, one in source.state_dict().items())
+
+
 @pytest.mark.slow
 def test_they_are_saved_and_reloaded_elsewhere(tmp_path: Path) -> None:
     small, _ = bp_convert.convert(
