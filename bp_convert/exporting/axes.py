@@ -100,7 +100,7 @@ class FreeAxes:
         found: dict[str, Any] = {
             name: self._of(one, dims) for name, one in zip(places, plain, strict=False)
         }
-        rest = {}
+        rest: dict[str, Any] = {}
         for name, one in named.items():
             (found if name in places else rest)[str(name)] = self._of(one, dims)
         if rest:  # what forward takes as **kwargs

@@ -33,7 +33,7 @@ def none(layer: object) -> None:
     """Return that nothing special computes a layer."""
 
 
-def bilinear_layers(model: nn.Module) -> dict[str, nn.Module]:
+def bilinear_layers(model: nn.Module) -> dict[str, Any]:
     """Return the bilinear layers of a model by their first names."""
     return {name: one for name, one in model.named_modules() if is_twin(one)}
 
@@ -130,7 +130,7 @@ def _linear(layer: Any) -> Forward:
             right = layer.w2.reshape(terms * d2, k2).t()  # (k2, R*d2)
         _held(layer, left=left, right=right)
 
-    def forward(input: Tensor) -> Tensor:
+    def forward(input: Tensor) -> Any:
         left, right = layer.laid_left, layer.laid_right
         if second_first:
             t = F.linear(input if d1 == 1 else input.reshape(-1, d2), right)  # (N*d1, R*k2)
@@ -183,7 +183,7 @@ def _conv(layer: Any) -> Forward:
         _held(layer, one=one, two=two)
     conv, last = type(layer).CONV, (k1 if mix_first else k2) == 1
 
-    def mixed(x: Tensor, passive: int, bias: Tensor | None) -> Tensor:
+    def mixed(x: Tensor, passive: int, bias: Tensor | None) -> Any:
         """Apply factor 1 to (N, C, P, *size), in any split of the first three: (N, K, P, *out)
         as (N, K, P*out, ...), or where its kernel is no point as (N, K*P, *out)."""
         w, size = layer.laid_one, x.shape[2:]
@@ -199,7 +199,7 @@ def _conv(layer: Any) -> Forward:
         y = y.reshape(-1, passive, w.shape[0], *y.shape[2:]).transpose(1, 2)
         return y.reshape(-1, w.shape[0] * passive, *y.shape[3:])
 
-    def forward(input: Tensor) -> Tensor:
+    def forward(input: Tensor) -> Any:
         single = input.dim() == axes + 1
         x = input.unsqueeze(0) if single else input
         x = F.pad(x, pads, mode=mode) if any(pads) else x

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from bp_convert.exporting.onnx_recurrent import recurrent_forward
 from bp_convert.exporting.program import Program, unsupported
 from bp_convert.exporting.runtime import Piece, Run, Runtime
+from bp_convert.values.exported import Goal
 
 LARGEST = 2**31 - 2**20  # bytes that one file may hold; above that weights stand beside it
 SMALL = 512  # numbers in what may be computed before
@@ -23,11 +24,11 @@ SMALL = 512  # numbers in what may be computed before
 class OnnxRuntime(Runtime):
     """ONNX, by torch's own exporter."""
 
-    goal = "onnx"
+    goal: ClassVar[Goal] = "onnx"
     suffix = ".onnx"
     extra = "onnx"
-    writes_with = ("onnx", "onnxscript")
-    runs_with = ("onnxruntime",)
+    writes_with: ClassVar[tuple[str, ...]] = ("onnx", "onnxscript")
+    runs_with: ClassVar[tuple[str, ...]] = ("onnxruntime",)
     package = "onnxruntime"
     forms = ("factors", "built")
 

@@ -22,7 +22,7 @@ def recurrent_forward(layer: Any) -> Callable[..., Any] | None:
     any other layer, for projections, which ONNX lacks, and where torch is too old to say it."""
     plain = layer.to_dense() if is_twin(layer) and hasattr(layer, "all_weights") else layer
     found = next((name for kind, name in _TYPES.items() if isinstance(plain, kind)), None)
-    if found is None or getattr(plain, "proj_size", 0) or not hasattr(torch.onnx, "ops"):
+    if found is None or getattr(plain, "proj_size", False) or not hasattr(torch.onnx, "ops"):
         return None
     operator: str = found
     attributes: dict[str, Any] = {"hidden_size": plain.hidden_size}

@@ -116,8 +116,8 @@ def shown_export(export: Export, *, every: bool = False) -> RenderableType:
         for form in forms:
             table.add_column(form, justify="right", no_wrap=True)
         for one in rows:
-            name = Text(wrapped(one.name, NAMES))
-            table.add_row(name, one.kind, one.form, *(_time(one, form) for form in forms))
+            called = Text(wrapped(one.name, NAMES))
+            table.add_row(called, one.kind, one.form, *(_time(one, form) for form in forms))
         parts.append(table)
         if len(export.layers) > len(rows):
             more = len(export.layers) - len(rows)

@@ -121,7 +121,12 @@ def test_openvino_s_two_files(tmp_path: Path) -> None:
 def test_an_executorch_program(tmp_path: Path) -> None:
     needs("executorch.exir", "executorch.runtime")
     done = bp_convert.export(
-        picture_net(), tmp_path / "net.pte", to="executorch", inputs="2x6x6", form="factors"
+        picture_net(),
+        tmp_path / "net.pte",
+        to="executorch",
+        inputs="2x6x6",
+        form="factors",
+        batches=(1, 2),
     )
     assert done.difference is not None
     assert done.difference < 1e-4
