@@ -383,6 +383,12 @@ def test_folders_that_hold_experts_one_by_one_are_read(tmp_path: Path) -> None:
     assert all(torch.equal(one, held[name]) for name, one in source.state_dict().items())
 
 
+def test_an_input_is_guessed_for_grouped_experts() -> None:
+    plan = bp_convert.plan(moe("Mixtral", "grouped_mm"), rank=0.25, convert_anyway=True)
+    assert [str(one) for one in plan.inputs] == ["input_ids=int64:1x8<90"]
+    assert {one.action for one in plan.layers if one.kind == "Stack"} == {"replaced"}
+
+
 @pytest.mark.slow
 def test_they_are_saved_and_reloaded_elsewhere(tmp_path: Path) -> None:
     small, _ = bp_convert.convert(
