@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bp_convert.errors import ExportError
 from bp_convert.exporting.program import Program, unsupported
 from bp_convert.exporting.runtime import Piece, Run, Runtime
 
@@ -87,6 +88,15 @@ def _method(program: Any, name: str) -> Run:
 
     def run(inputs: Sequence[Tensor]) -> list[Tensor]:
         assert program is not None  # which has to outlive its methods
-        return [one.clone() for one in method.execute([x.contiguous() for x in inputs])]
+        try:
+            return [one.clone() for one in method.execute([x.contiguous() for x in inputs])]
+        except RuntimeError as problem:
+            raise ExportError(
+                where=f"ExecuTorch, on a batch of {len(inputs[0])}",
+                found=f"{problem}"[:200],
+                allowed="batches that its planned memory holds; products on factors can lower "
+                "what it plans for",
+                fix="--form dense, or smaller batches: --batch 1 --batch 2",
+            ) from problem
 
     return run

@@ -136,19 +136,25 @@ def _linear(layer: Any) -> Forward:
             t = F.linear(input if d1 == 1 else input.reshape(-1, d2), right)  # (N*d1, R*k2)
             if (d1, k2) == (1, 1):
                 return F.linear(t, left, layer.bias)
-            y = left @ t.reshape(-1, d1 * terms, k2)  # (N, k1, k2)
+            y = _on_each(left, t.reshape(-1, d1 * terms, k2))  # (N, k1, k2)
         else:
             if d2 == 1:
                 t = F.linear(input, left)  # (..., k1*R)
                 if k1 == 1:
                     return F.linear(t, right, layer.bias)
             else:
-                t = left @ input.reshape(-1, d1, d2)  # (N, k1*R, d2)
+                t = _on_each(left, input.reshape(-1, d1, d2))  # (N, k1*R, d2)
             y = F.linear(t.reshape(-1, terms * d2), right)  # (N*k1, k2)
         y = y.reshape(*input.shape[:-1], k1 * k2)
         return y if layer.bias is None else y + layer.bias
 
     return forward
+
+
+def _on_each(left: Tensor, rows: Tensor) -> Tensor:
+    """Multiply each matrix of a batch from the left; ``matmul`` would ask for the batch's size, and
+    so bound it."""
+    return torch.bmm(left.expand(rows.shape[0], -1, -1), rows)
 
 
 def _conv(layer: Any) -> Forward:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from bp_convert.errors import BpConvertError, ExportError
-from bp_convert.exporting.axes import EXAMPLE, FreeAxes
+from bp_convert.exporting.axes import BATCH, EXAMPLE, FreeAxes
 from bp_convert.graph.running import inference
 
 Program = torch.export.ExportedProgram
@@ -57,6 +57,8 @@ def _suggested(message: str, axes: FreeAxes) -> dict[str, tuple[int | None, int 
         if asked is None or name not in axes.names:
             return {}
         low, high = (None if one is None else int(one) for one in asked.groups())
+        if name == BATCH and high is not None:
+            return {}
         found[name] = (low, high)
     return {} if axes.bounds else found
 

@@ -51,6 +51,7 @@ def test_a_torch_program(tmp_path: Path) -> None:
     )
     assert done.difference is not None
     assert done.difference < 1e-5
+    assert done.free == ("batch",)
     assert [one.form for one in done.layers] == ["factors", "factors"]
     assert [one.batch for one in done.latency] == [1, 3]
     assert done.dense_size is not None

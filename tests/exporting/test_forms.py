@@ -8,12 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bp_convert.exporting.axes import FreeAxes
 from bp_convert.exporting.forms import bilinear_layers, in_forms
+from bp_convert.exporting.program import traced
 from bp_convert.kron.conv_layout import every_factors
 from bp_convert.kron.pairs import divisor_pairs
 from bp_convert.layers import BPConv1d, BPConv2d, BPConv3d, BPEmbedding, BPLinear
 from bp_convert.values.exported import Form
 from bp_convert.values.factors import FactorSpec
+from bp_convert.values.tensors import TensorSpec
 
 LINEAR = [
     FactorSpec(out=out, inp=inp, rank=rank)
@@ -91,3 +94,10 @@ def test_the_source_stays_as_it_is() -> None:
     assert model.training
     assert "forward" not in vars(model[0])
     assert before.keys() == model.state_dict().keys()
+
+
+def test_a_laid_out_linear_leaves_the_batch_free() -> None:
+    made = in_forms(nn.Sequential(BPLinear(288, 240, rank=4)), {"0": "factors"})
+    program, axes = traced(made, FreeAxes((TensorSpec(shape=(288,)),)))
+    assert axes.words == ("batch",)
+    assert program.module()(torch.randn(9, 288)).shape == (9, 240)
