@@ -15,6 +15,7 @@ from bp_convert.render.numbers import change, layers, milliseconds, size
 from bp_convert.render.page import Lines, Note, Page, Row, Section, Table
 from bp_convert.values.exported import Export, ExportedLayer, Form
 from bp_convert.values.plan import Totals
+from bp_convert.values.report import Latency
 
 NAMES, ROWS = 34, 24  # columns of layers' names, and rows that a terminal shows
 SLOWER = 1.05  # times of one model differ by so much from run to run
@@ -75,7 +76,7 @@ def _facts(export: Export) -> list[tuple[str, list[str]]]:
         found.append(("size", [f"{size(both.before)} to {size(both.after)}, {change(both)}"]))
     else:
         found.append(("size", [size(export.size)]))
-    found.append(("speed", [words.latency(one) for one in export.latency]))
+    found.append(("speed", [_speed(one) for one in export.latency]))
     if export.difference is not None:
         found.append(
             (
@@ -89,6 +90,15 @@ def _facts(export: Export) -> list[tuple[str, list[str]]]:
     found.append(("inputs", list(export.inputs)))
     free = f"of any length: {', '.join(export.free)}"
     return [*found, ("free", [free]), ("note", list(export.notes))]
+
+
+def _speed(one: Latency) -> str:
+    """Say one measurement in a line; what differs no more than two runs of one model is alike."""
+    if 1 / SLOWER <= one.speedup < 1:
+        return words.latency(one).replace(
+            f"SLOWER: {1 / one.speedup:.2f}x the dense time", "as fast as the dense export"
+        )
+    return words.latency(one)
 
 
 def _compared(export: Export) -> str:
