@@ -40,6 +40,7 @@ class Observation:
         on_data: the model looks at its data, so that it ran on numbers: another input may take
             another path.
         read: bare stacks of matrices that the pass does more with than multiply by them.
+        indirect: layers that are not called, but whose weight goes into the output.
         unopened: bare stacks whose class does not run with a module in their place, and why.
         examples: in the pass, where one alone could not be had; counts are of one.
     """
@@ -50,6 +51,7 @@ class Observation:
     heads: tuple[str, ...] = ()
     on_data: bool = False
     read: frozenset[str] = frozenset()
+    indirect: frozenset[str] = frozenset()
     unopened: dict[str, str] = field(default_factory=dict)
     examples: int = 1
 
@@ -161,8 +163,9 @@ class _Watching:
         watched = list(watched)
         self.stacks = opened(self.copy, watched)
         by_name = dict(self.copy.named_modules(remove_duplicate=False))
-        for name in watched:
-            self._hook(name, by_name[name])
+        self.watched = {name: by_name[name] for name in watched}
+        for name, module in self.watched.items():
+            self._hook(name, module)
 
     def _hook(self, name: str, module: nn.Module) -> None:
         def before(_: nn.Module, inputs: Args, named: Kwargs) -> None:
@@ -189,6 +192,16 @@ class _Watching:
         module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
         module.register_forward_hook(after)
 
+    def _indirect(self, output: Any) -> frozenset[str]:
+        """Return the layers that were not called and have parameters in the output's graph."""
+        uncalled = {name: one for name, one in self.watched.items() if name not in self.seen.shapes}
+        entered = _parameters_of(output) if uncalled else set()
+        return frozenset(
+            name
+            for name, one in uncalled.items()
+            if any(id(parameter) in entered for parameter in one.parameters())
+        )
+
     def run(self, args: Args, kwargs: Kwargs, *, grad: bool = True) -> Observation:
         """Run the copy; gradients are on, because their graph tells which layers are heads."""
         for parameter in self.copy.parameters():
@@ -206,6 +219,7 @@ class _Watching:
         order = list(self.seen.shapes)
         heads = {_head(leaf, self.made, order) for leaf in tensors_in(output)}
         self.seen.heads = tuple(name for name in order if name in heads)
+        self.seen.indirect = self._indirect(output)
         for name, module, inputs, named in self.unseen:
             missed = _recurrent_macs(module, inputs, named) - self.seen.macs[name]
             self.seen.macs[name] += missed
@@ -231,6 +245,22 @@ def _recurrent_macs(module: nn.Module, args: Args, kwargs: Kwargs) -> int:
         except RuntimeError:
             return 0
     return int(counter.get_total_flops()) // 2
+
+
+def _parameters_of(output: Any) -> set[int]:
+    """Return the ``id`` of every parameter in the graph of an output."""
+    todo = [leaf.grad_fn for leaf in tensors_in(output)]
+    known: set[Any] = set()
+    found = set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in known:
+            continue
+        known.add(node)
+        if type(node).__name__ == "AccumulateGrad":
+            found.add(id(node.variable))
+        todo.extend(parent for parent, _ in node.next_functions)
+    return found
 
 
 def _head(leaf: Tensor, made: Mapping[Any, str], order: Sequence[str]) -> str | None:

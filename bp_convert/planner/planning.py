@@ -20,7 +20,7 @@ from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Factors, prime_reason
 from bp_convert.kinds.foreign import packed
 from bp_convert.planner.heads import head_reasons
-from bp_convert.planner.requests import reasons_of, requests_of
+from bp_convert.planner.requests import indirect, reasons_of, requests_of
 from bp_convert.planner.samples import sample_inputs
 from bp_convert.planner.unproven import stack_reasons
 from bp_convert.planner.warm import Planned, maps_for, with_warmth
@@ -227,18 +227,19 @@ class _Planning:
         notes: list[str] = []
         factors: Factors = {}
         shapes = seen.calls(site.names)
+        read = bool(indirect(site, seen))
         found = self.found or Allocation()
         searched = self.found is not None and not request.insists
         if reason is None and searched:
             factors = found.factors.get(site.name, {})
-            reason, notes = chosen(site, before, factors, shapes)
+            reason, notes = chosen(site, before, factors, shapes, read=read)
         elif reason is None:
             reason = prime_reason(after, request.ask)
             if reason is None and self.settings.alpha != 1:
                 reason = kind.not_widened(module)
         if reason is None and not searched:
             factors = kind.factor(module, after, request.ask)
-            reason, notes = worth(self.settings, site, after, factors, request, shapes)
+            reason, notes = worth(self.settings, site, after, factors, request, shapes, read=read)
         if target is not None and target.reason and before[1] == after[1] and not reason:
             notes.append(f"keeps its width: {target.reason}")
         replaced = not reason

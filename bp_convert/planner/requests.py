@@ -73,7 +73,7 @@ def reasons_of(
     reasons = structural_reasons(model, sites, keep_parametrized=keep_parametrized)
     for site in sites:
         request = requests[site.name]
-        used = () if seen is None else {*seen.shapes, *seen.read}
+        used = () if seen is None else {*seen.shapes, *seen.read, *indirect(site, seen)}
         never = seen is not None and not any(name in used for name in site.names)
         candidates = (
             request.refusal,
@@ -86,6 +86,13 @@ def reasons_of(
         if found:
             reasons[site.name] = found
     return reasons
+
+
+def indirect(site: Site, seen: Observation) -> tuple[str, ...]:
+    """Return the names under which a layer is not called, and its weight read instead: its twin
+    then builds the weight for whoever reads it."""
+    readable = isinstance(getattr(site.kind.twin, "weight", None), property) and site.plain
+    return tuple(name for name in site.names if name in seen.indirect) if readable else ()
 
 
 def _matched(patterns: Sequence[str], sites: Sequence[Site]) -> frozenset[str]:
