@@ -164,7 +164,7 @@ def has_one_width(attention: nn.MultiheadAttention) -> bool:
 
 def without_fused_path(attention: nn.Module) -> None:
     """Keep torch's fused encoder layer from reading an attention's weights: it asks this first."""
-    attention._qkv_same_embed_dim = False
+    vars(attention)["_qkv_same_embed_dim"] = False
 
 
 def forget_compiled(module: nn.Module) -> None:

@@ -253,7 +253,7 @@ def _parameters_of(output: Any) -> set[int]:
     known: set[Any] = set()
     found = set()
     while todo:
-        node = todo.pop()
+        node: Any = todo.pop()
         if node is None or node in known:
             continue
         known.add(node)

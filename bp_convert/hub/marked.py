@@ -142,7 +142,7 @@ def _autos(config: Any, model: nn.Module) -> Iterator[tuple[str, str]]:
             continue
         made: Any = mapping[type(config)]
         classes = made if isinstance(made, tuple | list) else (made,)
-        found: Any = type(model) if type(model) in classes else classes[0]
+        found: type[Any] = type(model) if type(model) in classes else classes[0]
         if getattr(transformers, found.__name__, None) is found:
             yield name, found.__name__
 

@@ -89,7 +89,7 @@ class BPBilinear(BilinearLayer):
 
     def dense_weight(self) -> Tensor:
         """Build the weight (K, I1, I2); differentiable."""
-        return super().dense_weight().unflatten(1, (self.in1_features, self.in2_features))
+        return super().dense_weight().view(-1, self.in1_features, self.in2_features)
 
     @staticmethod
     def predict_macs(spec: FactorSpec, inputs: tuple[int, int]) -> int:
