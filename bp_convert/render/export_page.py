@@ -78,15 +78,9 @@ def _facts(export: Export) -> list[tuple[str, list[str]]]:
         found.append(("size", [size(export.size)]))
     found.append(("speed", [_speed(one) for one in export.latency]))
     if export.difference is not None:
-        found.append(
-            (
-                "checked",
-                [
-                    f"outputs differ from the model's by {export.difference:.1e} of the largest, "
-                    f"in {export.runtime}, at {', '.join(export.checked)}"
-                ],
-            )
-        )
+        apart = f"outputs differ from the model's by {export.difference:.1e} of the largest"
+        where = f"in {export.runtime}, at {', '.join(export.checked)}"
+        found.append(("checked", [f"{apart}, {where}"]))
     found.append(("inputs", list(export.inputs)))
     free = f"of any length: {', '.join(export.free)}"
     return [*found, ("free", [free]), ("note", list(export.notes))]
@@ -102,11 +96,8 @@ def _speed(one: Latency) -> str:
 
 
 def _compared(export: Export) -> str:
-    if not export.dense:
-        return ""
-    return "compared with the dense model " + (
-        "that was given" if export.dense == "given" else "of the same weights"
-    )
+    whose = "that was given" if export.dense == "given" else "of the same weights"
+    return f"compared with the dense model {whose}" if export.dense else ""
 
 
 def shown_export(export: Export, *, every: bool = False) -> RenderableType:
