@@ -191,7 +191,7 @@ def _step(cell: Any, x: Tensor, states: tuple[Tensor, ...] | None) -> Pass:
     if states is None:
         zeros = x.new_zeros(x.shape[1], cell.hidden_size)
         states = (zeros,) * RECURRENCES[mode_of(cell)].carried
-    h, *c = (one.reshape(x.shape[1], -1) for one in states)
+    h, *c = (one.reshape(-1, one.shape[-1]) for one in states)  # (N, H)
     mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
     return Pass("", x, h.unsqueeze(0), c[0] if c else None, mask)
 
