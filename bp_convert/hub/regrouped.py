@@ -18,7 +18,7 @@ def as_held(model: nn.Module, state: Mapping[str, object]) -> dict[str, object]:
     where transformers has no rule for the class, or fails to apply it.
 
     Args:
-        model: of transformers.
+        model: of transformers, or any other, whose weights are what they are.
         state: tensors by the names that the folder has.
     """
     home: Any = sys.modules.get("transformers.conversion_mapping")
@@ -26,7 +26,8 @@ def as_held(model: nn.Module, state: Mapping[str, object]) -> dict[str, object]:
     wanted = set(model.state_dict())
     tensors = {name: one for name, one in state.items() if isinstance(one, Tensor)}
     found = getattr(home, "get_checkpoint_conversion_mapping", None)
-    stored_so = found is not None and found(getattr(made.config, "model_type", "")) is not None
+    config = getattr(made, "config", None)
+    stored_so = found is not None and found(getattr(config, "model_type", "")) is not None
     if not stored_so or len(tensors) != len(state) or not (wanted - tensors.keys()):
         return dict(state)
     try:

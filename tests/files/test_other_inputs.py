@@ -63,6 +63,7 @@ def test_a_lightning_checkpoint_needs_an_arch_and_no_trust(
 
 def test_a_folder_of_timm_is_a_model(tmp_path: Path) -> None:
     timm = pytest.importorskip("timm")
+    import transformers.conversion_mapping  # noqa: F401  # whose rules are not for such models
     from timm.models import save_for_hf
 
     given = {"num_classes": 5, "in_chans": 1}

@@ -33,7 +33,9 @@ class Alone(nn.Module):
 
 def _few(case: Case, rows: int) -> Tensor:
     """Return inputs of so many examples."""
-    return case.draw(torch.float32)[:rows]
+    layer = case.make()
+    axis = 1 if isinstance(layer, nn.RNNBase) and not layer.batch_first else 0
+    return case.draw(torch.float32).narrow(axis, 0, rows)
 
 
 def _twin(model: nn.Module) -> tuple[nn.Module, nn.Module, float]:
