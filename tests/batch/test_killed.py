@@ -16,13 +16,14 @@ import bp_convert
 from bp_convert.values.outcome import Outcome
 from tests.batch.crafted import finished, small, started, write
 
-SIXTY = """
+COUNT = 9 * 2 * 2
+MANY = """
 arch: models.py:small
 trust: models.py
 settings: {convert_anyway: true}
 report: json
 matrix:
-  seed: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
+  seed: [1, 2, 3, 4, 5, 6, 7, 8, 9]
   rank: [1, 2]
   init: [warm, random]
 """
@@ -58,12 +59,12 @@ def workers(folder: Path) -> set[int]:
 
 
 @pytest.mark.slow
-def test_sixty_jobs_killed_three_times(tmp_path: Path) -> None:
-    write(tmp_path, SIXTY)
+def test_many_jobs_killed_three_times(tmp_path: Path) -> None:
+    write(tmp_path, MANY)
     drawn = random.Random(os.environ.get("BP_CONVERT_TEST_SEED", "20"))
     before: dict[str, int] = {}
     for _ in range(3):
-        goal = len(before) + drawn.randint(1, 14)
+        goal = len(before) + drawn.randint(1, 9)
         process = started(
             tmp_path, "run", "study.yaml", "-o", "out", "--jobs", 2, "--resume", "--quiet"
         )
@@ -84,20 +85,20 @@ def test_sixty_jobs_killed_three_times(tmp_path: Path) -> None:
         assert len(now) >= goal
         assert before.items() <= now.items(), "a finished job was done again"
         before = now
-    assert len(before) < 60, "it was never killed in the middle"
+    assert len(before) < COUNT, "it was never killed in the middle"
     done = finished(tmp_path, "run", "study.yaml", "-o", "out", "--jobs", 2, "--resume")
     assert done.returncode == 0, done.stdout
     now = landed(tmp_path)
-    assert len(now) == 60
+    assert len(now) == COUNT
     assert before.items() <= now.items()
     # Two jobs at most were under way at each kill; no other was started twice.
-    assert len((tmp_path / "starts.txt").read_text().split()) <= 60 + 3 * 2
+    assert len((tmp_path / "starts.txt").read_text().split()) <= COUNT + 3 * 2
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert {one["name"] for one in summary["jobs"]} == set(now)
     assert {one["state"] for one in summary["jobs"]} == {"done"}
     with (tmp_path / "out" / "summary.csv").open() as opened:
         rows = list(csv.DictReader(opened))
-    assert len(rows) == 60
+    assert len(rows) == COUNT
     assert not list((tmp_path / "out").rglob("*.tmp"))
     model = bp_convert.load(
         tmp_path / "out" / "jobs" / rows[0]["name"] / "model.pt",
