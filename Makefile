@@ -4,16 +4,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow check docs format compat clean
+.PHONY: demo test test-slow test-long check docs format compat clean
 
 demo: $(READY)
 	$(BIN)/bp-convert demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not long"
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -n auto --dist worksteal -m slow
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "slow and not long"
+
+# Before a release: what takes minutes for a single test.
+test-long: $(READY)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m long
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -58,7 +58,7 @@ def workers(folder: Path) -> set[int]:
     return {int(one) for one in path.read_text().split()} if path.is_file() else set()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_many_jobs_killed_three_times(tmp_path: Path) -> None:
     write(tmp_path, MANY)
     drawn = random.Random(os.environ.get("BP_CONVERT_TEST_SEED", "20"))
@@ -144,7 +144,7 @@ def test_failing_jobs_harm_no_others(tmp_path: Path) -> None:
     assert not (out / "failed" / "broken").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_keep_going_nothing_starts_after_a_failure(tmp_path: Path) -> None:
     text = FAILING.replace('{name: first, arch: "models.py:small"}', "")
     write(

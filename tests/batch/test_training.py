@@ -70,7 +70,7 @@ def test_the_full_model_is_trained_once_and_all_jobs_start_from_it(tmp_path: Pat
     assert not list((out / ".work").glob("training-*"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_full_model_whose_weights_are_gone_is_trained_again(tmp_path: Path) -> None:
     write(tmp_path, TEXT)
     data(tmp_path)
@@ -95,7 +95,7 @@ finetune: {data: train.npz, steps: 400, batch: 8, checkpoint_every: 10}
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_training_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     write(tmp_path, LONG)
     data(tmp_path)

@@ -21,7 +21,7 @@ from bp_convert.cli.reading import settings_from
 from tests.docs.pages import PAGES, ROOT, SCRIPT, blocks
 
 RUN = [
-    pytest.param(page, id=page.name)
+    pytest.param(page, id=page.name, marks=[pytest.mark.long] if page.stem == "results" else [])
     for page in PAGES
     if any(one.language in ("console", "python") and not one.why for one in blocks(page))
 ]

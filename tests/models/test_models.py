@@ -40,7 +40,7 @@ def test_full_models_have_the_table_s_parameters(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("alpha", [1, 2, 3])
+@pytest.mark.parametrize("alpha", [1, pytest.param(2, marks=pytest.mark.long), 3])
 def test_the_paper_s_table_of_parameters(name: str, alpha: int) -> None:
     model = _model(name)
     plan = prepare(model, Settings(alpha=alpha, pairs="paper", init="random")).plan

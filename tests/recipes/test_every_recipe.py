@@ -18,6 +18,12 @@ from tests.recipes.small import ran, representatives
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 SETTINGS = sorted((ROOT / "recipes" / "settings").glob("*.yaml"))
+# The same forms on larger models.
+LONG = ("cifar10-mobilenet-v2", "cifar10-resnet56", "cifar10-squeezenet", "fashion-resnet11")
+EACH = [
+    pytest.param(path, id=path.stem, marks=[pytest.mark.long] if path.stem in LONG else [])
+    for path in RECIPES
+]
 BY_NAME = {"ids": lambda path: path.stem}
 
 
@@ -49,7 +55,7 @@ def test_a_recipe_is_read_and_says_what_it_needs_and_gave(path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", RECIPES, **BY_NAME)
+@pytest.mark.parametrize("path", EACH)
 def test_a_recipe_is_planned_and_runs_for_two_steps(path: Path, tmp_path: Path) -> None:
     for job in representatives(read_recipe(path)):
         outcome, folder = ran(job, tmp_path)
