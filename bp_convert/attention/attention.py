@@ -158,15 +158,12 @@ class BPMultiheadAttention(nn.Module):
         elif turned:
             q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
         mixed, weights = self._attend(q, k, v, masks, need_weights)
-        if single:
-            mixed = mixed.squeeze(0)
-        elif turned:
-            mixed = mixed.transpose(0, 1)
+        y = self.out_proj(mixed.squeeze(0) if single else mixed.transpose(0, 1))
         if weights is not None and average_attn_weights:
             weights = weights.mean(1)  # over the heads
         if weights is not None and single:
             weights = weights.squeeze(0)
-        return self.out_proj(mixed), weights
+        return y if single or turned else y.transpose(0, 1), weights
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, need_weights: bool

@@ -99,7 +99,8 @@ def attend(
         mixed = weights @ v
     else:
         mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout, masks.causal)
-    return mixed.transpose(1, 2).flatten(2), weights
+    # In memory by steps, as torch's own: dropout on what follows draws in that order.
+    return mixed.permute(2, 0, 1, 3).flatten(2).transpose(0, 1), weights
 
 
 def _added(name: str, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 import subprocess
@@ -304,3 +305,17 @@ def test_ties_and_forwards_of_a_part_keep_the_whole() -> None:
     model.mix.out_proj.forward = lambda x: x
     reasons = {one.name: one.reason for one in bp_convert.plan(model).layers}
     assert reasons["mix"] == "in its out_proj: its forward is replaced on the instance"
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_dropout_behind_it_draws_as_behind_torch_s(batch_first: bool) -> None:
+    torch.manual_seed(0)
+    dense = nn.TransformerEncoderLayer(24, 2, 16, dropout=0.5, batch_first=batch_first)
+    twin = copy.deepcopy(dense)
+    twin.self_attn = BPMultiheadAttention.from_dense(dense.self_attn, rank=10**6)
+    x = torch.randn(3, 5, 24)
+    answers = []
+    for layer in (dense.train(), twin.train()):
+        torch.manual_seed(1)
+        answers.append(layer(x))
+    assert_near(answers[1], answers[0])
