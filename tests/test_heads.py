@@ -91,3 +91,14 @@ def test_without_weights_a_head_goes_by_its_size() -> None:
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 64))
     assert _reason(model, "64", "2") == ""
+
+
+def test_outputs_that_hang_on_nothing_do_not_make_a_model_usable() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5))
+    nn.init.zeros_(model[2].weight)  # type: ignore[arg-type]
+    asked = {"convert_anyway": True, "inputs": ["64"]}
+    _, report = bp_convert.convert(model, rank=0.25, **asked)
+    assert "do not depend on what was lost" in report.verdict
+    _, report = bp_convert.convert(model, rank=10**6, **asked)
+    assert "the same function" in report.verdict

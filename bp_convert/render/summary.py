@@ -16,6 +16,8 @@ SAME = 1e-4  # the same up to rounding, which a drawn input shows as well as any
 CLOSE = 0.1
 FINE = 0.01  # share of a metric whose loss needs no training
 FEW = 16  # examples below which nothing is called usable
+WHOLE = 0.999  # of the weights' energy, from which equal outputs tell that nothing was lost
+UNMOVED = "they do not depend on what was lost, as behind a head of zeros; score it before use."
 LITTLE = "too few for a verdict; score it on more with --evaluate before use."
 TRY = " Try --target params=0.25 --calibrate DATA: a budget, spent where it costs least."
 NOTHING = "that is no measure of its quality; score it on real data with --evaluate before use."
@@ -95,7 +97,8 @@ def _quality(report: Report, done: Sequence[LayerPlan]) -> str:
     if not gap < CLOSE:
         advice = "train it before use."
     elif gap < SAME and not found.flips and not found.examples:
-        advice = "the same function, usable as it is."
+        whole = kept is None or kept > WHOLE
+        advice = "the same function, usable as it is." if whole else UNMOVED
     elif found.examples < FEW:
         advice = LITTLE if found.examples else NOTHING
     else:
