@@ -40,9 +40,9 @@ from bp_convert.values.architecture import Architecture
 from bp_convert.values.base import as_json
 from bp_convert.values.plan import Plan
 from bp_convert.verify.compare import difference
+from bp_convert.verify.pair import tolerance_of
 
 ROWS = 2  # examples on which plain layers are compared
-COARSE = 1e-3  # relative difference of outputs that rounding does not explain
 
 
 def check_savable(
@@ -220,7 +220,7 @@ def _same_outputs(model: nn.Module, plain: nn.Module) -> None:
         words = found.form or f"outputs that differ by {found.size:.2g} in {found.where}"
     except TraceError as problem:
         found, words = None, problem.found
-    if found is None or found.form or found.size > COARSE:
+    if found is None or found.form or found.size > tolerance_of(model):
         raise VerificationError(
             where=f"{type(model).__name__} with two plain layers for one of low rank",
             found=words,

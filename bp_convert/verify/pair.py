@@ -57,8 +57,7 @@ class Pair:
         )
         self.dense: dict[str, Tensor] = {}
         self._take_over()
-        own = dtype or _coarsest(converted)
-        self.tolerance = ROUNDING if own in (torch.float32, torch.float64) else COARSE
+        self.tolerance = tolerance_of(converted, dtype)
         kinds = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
         self.has_attention = any(isinstance(one, kinds) for one in converted.modules())
 
@@ -149,6 +148,16 @@ def _copy(old: Tensor, new: Tensor | None) -> bool:
     if new is not None and fits:
         new.copy_(old)
     return fits
+
+
+def tolerance_of(model: nn.Module, dtype: torch.dtype | None = None) -> float:
+    """Return the relative difference of outputs that rounding explains.
+
+    Args:
+        dtype: that the model computes in, where that is not its parameters'.
+    """
+    own = dtype or _coarsest(model)
+    return ROUNDING if own in (torch.float32, torch.float64) else COARSE
 
 
 def _coarsest(model: nn.Module) -> torch.dtype | None:

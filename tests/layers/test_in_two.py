@@ -110,3 +110,13 @@ def test_code_that_reads_a_weight_is_told_of() -> None:
     with pytest.raises(VerificationError, match="without factored") as caught:
         bp_convert.to_dense(small, factored=True)
     assert "weight" in caught.value.found
+
+
+def test_half_precision_is_judged_by_what_it_rounds_to() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).bfloat16()
+    small, _ = bp_convert.convert(
+        model, rank=0.25, convert_anyway=True, convert_head=True, inputs=["64"]
+    )
+    plain = bp_convert.to_dense(small, factored=True)
+    assert all(type(one).__module__.startswith("torch.nn") for one in plain.modules())
