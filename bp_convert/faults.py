@@ -49,6 +49,7 @@ STAGES = {
     "evaluation": "scoring",
     "training": "training",
     "render": "writing the report",
+    "pages": "writing the report",
     "reporting": "writing the report",
 }
 # Where the traceback reaches none of these.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import bp_convert.pages  # noqa: F401 - gives what is reported its looks
 from bp_convert.planner import NOISE
 from bp_convert.provenance import machine, versions
 from bp_convert.render.summary import verdict

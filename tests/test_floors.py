@@ -51,6 +51,7 @@ FLOORS = (
     "proof",
     "training",
     "render",
+    "pages",
     "reporting",
     "exporting",
     "pipeline",

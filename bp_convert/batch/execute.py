@@ -16,8 +16,8 @@ from bp_convert.batch.local import Local
 from bp_convert.batch.sources import check_files, check_scores
 from bp_convert.errors import RecipeError
 from bp_convert.files.atomic import write_text
+from bp_convert.pages.batch import document
 from bp_convert.provenance import machine, versions
-from bp_convert.render.batch import document
 from bp_convert.values.outcome import Outcome, Summary
 from bp_convert.values.progress import Onlooker
 

@@ -77,7 +77,7 @@ def run(
         chosen = selected(book, only or ())
         if dry_run:
             from bp_convert.batch.estimate import estimates
-            from bp_convert.render.batch import shown_estimates
+            from bp_convert.pages.batch import shown_estimates
 
             with progress_shown(trail, quiet=quiet or json_only) as progress:
                 found = list(estimates(chosen, progress))
@@ -106,7 +106,7 @@ def run(
                 file=sys.stderr,
             )
             raise SystemExit(130) from None
-        from bp_convert.render.batch import document, shown
+        from bp_convert.pages.batch import document, shown
         from bp_convert.render.batch_cells import verdict
 
         if json_only:
@@ -245,7 +245,7 @@ def _watched(names: list[str], *, quiet: bool) -> Iterator[Onlooker]:
     from rich.console import Console
     from rich.live import Live
 
-    from bp_convert.render.batch import Board
+    from bp_convert.pages.batch import Board
 
     board = Board(names)
     console = Console(stderr=True)

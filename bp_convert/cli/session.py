@@ -123,7 +123,7 @@ def print_result(
     if json_only:
         print(as_json(result))
         return
-    from bp_convert.render import documents
+    from bp_convert.pages import documents
 
     if quiet:
         print(documents.verdict(result))

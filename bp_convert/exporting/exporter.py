@@ -25,9 +25,9 @@ from bp_convert.exporting.runtimes import RUNTIMES
 from bp_convert.files.atomic import check_output, write_all
 from bp_convert.graph.clone import plain_clone
 from bp_convert.graph.running import inference, run
+from bp_convert.pages.export_page import verdict
 from bp_convert.provenance import machine, versions
 from bp_convert.ready import check_ready
-from bp_convert.render.export_page import verdict
 from bp_convert.storage import is_marked, plan_of
 from bp_convert.torch_private import tree_leaves
 from bp_convert.values.exported import GOALS, Export, ExportedLayer, Form, Goal

@@ -17,10 +17,10 @@ from bp_convert.files.atomic import (
     write_text,
 )
 from bp_convert.files.sniff import file_kind
-from bp_convert.render.documents import document, form_of
+from bp_convert.pages.documents import document, form_of
 
 if TYPE_CHECKING:
-    from bp_convert.render.documents import Result
+    from bp_convert.pages.documents import Result
 
 
 @dataclass(frozen=True)

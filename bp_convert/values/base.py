@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from bp_convert.errors import PlanError
 
 W = TypeVar("W", bound="Worded")
-# How values are drawn, as ``bp_convert.render`` says here: as lines for a terminal (``text``), and
+# How values are drawn, as ``bp_convert.pages`` says here: as lines for a terminal (``text``), and
 # as a piece of a page with all text escaped (``html``).
 LOOKS: dict[str, Callable[[Any], str]] = {}
 

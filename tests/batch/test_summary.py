@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from bp_convert.render.batch import Board, document, shown, shown_estimates
+from bp_convert.pages.batch import Board, document, shown, shown_estimates
 from bp_convert.render.batch_cells import over_seeds, verdict
 from bp_convert.values.outcome import Estimate, Outcome, Summary
 from bp_convert.values.plan import Totals

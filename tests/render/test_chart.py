@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bp_convert.render.axis import linear, logarithmic, quality
-from bp_convert.render.chart import Bars, Chart, Dot, Scored, charts
+from bp_convert.pages.axis import linear, logarithmic, quality
+from bp_convert.pages.chart import Bars, Chart, Dot, Scored, charts
 from bp_convert.values.report import Score
 
 X = logarithmic("parameters")

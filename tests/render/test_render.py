@@ -12,11 +12,12 @@ import jsonschema
 import pytest
 from rich.console import Console
 
-from bp_convert.render import documents, words
-from bp_convert.render.documents import document
+from bp_convert.pages import documents
+from bp_convert.pages.documents import document
+from bp_convert.pages.page import MEANING
+from bp_convert.render import words
 from bp_convert.render.fold import common, fold, middle, wrapped
 from bp_convert.render.numbers import change, percent, short, size
-from bp_convert.render.page import MEANING
 from bp_convert.render.summary import verdict
 from bp_convert.render.terminal import rendered
 from bp_convert.render.words import kept, notes

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from bp_convert.render.documents import document
-from bp_convert.render.page import MEANING
+from bp_convert.pages.documents import document
+from bp_convert.pages.page import MEANING
 from bp_convert.render.study_table import ROWS, probe_verdict, shown_probe, shown_sweep
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.report import Score

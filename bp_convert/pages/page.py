@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from bp_convert.render.chart import Bars, Chart
+from bp_convert.pages.chart import Bars, Chart
 
 Term = Literal[
     "alpha", "estimated error", "kept", "low rank", "MAC", "method", "pair", "params", "rank R",
@@ -158,7 +158,7 @@ def fragment(*parts: Table | Lines | Note) -> str:
 def _templates(form: str) -> Environment:
     """Return the templates of a form; whatever they are given is escaped for it."""
     return Environment(
-        loader=PackageLoader("bp_convert.render"),
+        loader=PackageLoader("bp_convert.pages"),
         autoescape=form == "html",
         finalize=_escaped if form == "md" else None,
         trim_blocks=True,

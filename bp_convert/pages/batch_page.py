@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bp_convert.render.axis import linear, logarithmic
+from bp_convert.pages.axis import linear, logarithmic
+from bp_convert.pages.chart import Chart, Scored, charts
+from bp_convert.pages.page import Note, Page, Row, Section, Table
 from bp_convert.render.batch_cells import cells, over_seeds, seeds_row, verdict
-from bp_convert.render.chart import Chart, Scored, charts
-from bp_convert.render.page import Note, Page, Row, Section, Table
 from bp_convert.render.words import is_share
 from bp_convert.values.outcome import Outcome, Summary
 from bp_convert.values.plan import Totals

@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 from rich.console import Console, RenderableType
 
 from bp_convert.errors import PlanError
-from bp_convert.render import batch_page, page, report_page, study_page
-from bp_convert.render.export_page import export_page, shown_export
+from bp_convert.pages import batch_page, page, report_page, study_page
+from bp_convert.pages.export_page import export_page, shown_export
 from bp_convert.render.numbers import clock
 from bp_convert.render.study_table import probe_verdict, shown_probe, shown_sweep
 from bp_convert.render.terminal import WIDTH, rendered

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from bp_convert.pages.chart import Bars
+from bp_convert.pages.page import Lines, Note, Page, Part, Row, Section, Table
 from bp_convert.render import words
-from bp_convert.render.chart import Bars
 from bp_convert.render.fold import Folded, fold, middle
 from bp_convert.render.numbers import milliseconds, short
-from bp_convert.render.page import Lines, Note, Page, Part, Row, Section, Table
 from bp_convert.values.report import Report
 
 LARGEST = 24  # layers that a picture shows

@@ -16,7 +16,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from bp_convert.render import documents
+from bp_convert.pages import documents
 from bp_convert.render.batch_cells import Seeds, cells, over_seeds, seeds_row, verdict
 from bp_convert.render.fold import middle
 from bp_convert.render.numbers import clock, short

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bp_convert.render.axis import logarithmic, quality
-from bp_convert.render.chart import Bars, Chart, Dot, Scored, charts
+from bp_convert.pages.axis import logarithmic, quality
+from bp_convert.pages.chart import Bars, Chart, Dot, Scored, charts
+from bp_convert.pages.page import Lines, Note, Page, Part, Row, Section, Table
 from bp_convert.render.fold import middle
 from bp_convert.render.numbers import short
-from bp_convert.render.page import Lines, Note, Page, Part, Row, Section, Table
 from bp_convert.render.study_table import (
     cells_of,
     legend,

@@ -13,7 +13,7 @@ from functools import cached_property
 from math import isfinite
 from typing import ClassVar, TypeAlias
 
-from bp_convert.render.axis import Axis, quality
+from bp_convert.pages.axis import Axis, quality
 from bp_convert.render.numbers import short
 from bp_convert.render.words import is_share
 from bp_convert.values.report import Score
