@@ -95,7 +95,11 @@ def standing(kind: Kind, layer: nn.Module) -> Standing:
             if kind.matches(layer):
                 return _of_computed(kind, layer, computed_by(layer))
             own = taken(kind, layer)
-            alike = near(kind, layer, own)
+            try:
+                alike = near(kind, layer, own)
+            except Exception as problem:  # of the user's code, on inputs that it does not expect
+                said = f"the forward of {name} does not run on what {base} takes (probed:"
+                return Standing(layer, trouble=f"{said} {type(problem).__name__})")
             if alike and _same_tensors(layer, own):
                 return Standing(layer, f"subclass {name}, computes as {base} (probed)")
             other = own if alike else _other_weight(kind, layer)

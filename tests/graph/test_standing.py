@@ -252,6 +252,22 @@ def test_a_subclass_that_computes_something_else_stays(name: str) -> None:
     assert words in found.reason
 
 
+class ByPosition(nn.Embedding):
+    """Looks up positions that it counts from a mask."""
+
+    def forward(self, mask: Tensor) -> Tensor:
+        places = mask.cumsum(1) - 1
+        return super().forward(places[:, -mask.shape[1] :])
+
+
+def test_a_subclass_that_takes_other_inputs_stays_and_the_reason_says_so() -> None:
+    model = nn.Sequential(ByPosition(12, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+    plan = bp_convert.plan(model, inputs=["int64:1x6<2"], **FULL)
+    assert plan.layer("0").reason == (
+        "the forward of ByPosition does not run on what nn.Embedding takes (probed: IndexError)"
+    )
+
+
 def test_a_weight_that_is_drawn_at_each_call_stays() -> None:
     layer = nn.Linear(12, 12)
     parametrize.register_parametrization(layer, "weight", Dropped())
