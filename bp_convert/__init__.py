@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # The public names, here and nowhere else: what runs reads th
     from bp_convert.evaluation import Scorer as Scorer
     from bp_convert.experts import BPStack as BPStack
     from bp_convert.exporting import export as export
+    from bp_convert.groups.tied_linear import BPTiedLinear as BPTiedLinear
     from bp_convert.layers import BPGRU as BPGRU
     from bp_convert.layers import BPLSTM as BPLSTM
     from bp_convert.layers import BPRNN as BPRNN

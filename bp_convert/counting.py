@@ -49,6 +49,8 @@ def with_counts(
     elif seen is not None and counted is None and plan.resizes:
         notes[ESTIMATED] = None
     layers = []
+    held: set[int] = set()  # parameters of the layers before
+    sharing = any(layer.shares for layer in plan.layers)
     for layer in plan.layers:
         replaced = layer.action == "replaced"
         if counted is not None:
@@ -57,7 +59,14 @@ def with_counts(
             macs = _predicted(model, layer, seen)
         else:
             macs = layer.macs[1] if replaced else layer.macs[0]
-        layers.append(_settled(layer, layer_at(empty, layer.name), macs, edited=edited))
+        module = layer_at(empty, layer.name)
+        made = _settled(layer, module, macs, edited=edited)
+        if sharing:
+            own = {id(one): one.numel() for one in module.parameters()}
+            again = sum(count for one, count in own.items() if one in held)
+            made = made.model_copy(update={"shared": (layer.shared[0], again)})
+            held.update(own)
+        layers.append(made)
     total = None
     if seen is not None:
         change = sum(one.macs[1] - one.macs[0] for one in layers)

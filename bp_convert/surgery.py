@@ -18,6 +18,8 @@ from bp_convert.graph.clone import all_tensors, all_weights, to_meta
 from bp_convert.graph.reshape import held, owner_of, reshaped
 from bp_convert.graph.running import same_draws
 from bp_convert.graph.walk import Site, walk
+from bp_convert.groups.carrying import biases, built, check_shares, fill_stack, tie
+from bp_convert.groups.members import BOTH
 from bp_convert.kinds import Spread
 from bp_convert.values.plan import LayerPlan, Plan, Resize
 from bp_convert.values.progress import Progress
@@ -88,7 +90,8 @@ def check(model: nn.Module, plan: Plan, *, exact: bool = True) -> None:
             have, due = (f"{one[0]} -> {one[1]}" for one in (widths, layer.before))
             raise _mismatch(where, have, f"{due}, as planned")
         if layer.action == "replaced":
-            _check_replaced(site, layer)
+            _check_replaced(site, layer, _leader(sites, layer))
+    check_shares(model, plan, sites.values())
     found = fingerprint(model)
     known = (found, fingerprint(model, by_script=True))
     if exact and plan.fingerprint not in known:
@@ -145,7 +148,12 @@ def carried_out(model: nn.Module) -> Iterator[None]:
         ) from problem
 
 
-def _check_replaced(site: Site, layer: LayerPlan) -> None:
+def _leader(sites: Mapping[str, Site], layer: LayerPlan) -> Site | None:
+    """Return the layer whose factors a layer shares."""
+    return next((sites[one] for one in layer.shares.values() if one in sites), None)
+
+
+def _check_replaced(site: Site, layer: LayerPlan, leader: Site | None) -> None:
     where = f"{layer.name} ({layer.kind})"
     reason = site.kind.refuse(site.outline)
     if reason is not None:
@@ -156,7 +164,7 @@ def _check_replaced(site: Site, layer: LayerPlan) -> None:
             fix="set its action to kept in the plan",
         )
     try:
-        site.kind.build(site.outline, layer.after, dict(layer.factors), "meta")
+        built(site, layer, leader, "meta")
     except KeyError as problem:
         raise PlanError(
             where=where,
@@ -217,16 +225,20 @@ class _Surgery:
     def run(self, progress: Progress | None) -> Converted:
         model, result, todo = self.model, self.result, self.plan.converted
         modules: dict[nn.Module, nn.Module] = {}
+        made: dict[str, nn.Module] = {}
         tensors = {id(t): to_meta(t) for t in all_tensors(model)} if self.structure_only else {}
         with same_draws(self.plan.settings.seed):
-            for done, layer in enumerate(todo):
+            # Whose factors others share comes first.
+            for done, layer in enumerate(sorted(todo, key=lambda one: bool(one.shares))):
                 if progress is not None:
                     progress(layer.name, done, len(todo))
                 site = self.sites[layer.name]
-                modules[site.held] = self._twin(site, layer)
+                modules[site.held] = made[layer.name] = self._twin(site, layer, made)
+            self._fill_stacks(made)
             if progress is not None and todo:
                 progress("followers", len(todo), len(todo))
             tensors.update(self._followers())
+            tensors.update(biases(self.plan, self.sites, made))
             result.model = reshaped(model, self.plan, modules, tensors)
             for name in self.fresh:
                 reset = getattr(result.model.get_submodule(name), "reset_parameters", None)
@@ -238,12 +250,19 @@ class _Surgery:
         result.new = tuple(one for one in names if one in resized or one.startswith(twins))
         return result
 
-    def _twin(self, site: Site, layer: LayerPlan) -> nn.Module:
-        """Build and fill the bilinear twin of one layer."""
+    def _twin(self, site: Site, layer: LayerPlan, twins: Mapping[str, nn.Module]) -> nn.Module:
+        """Build and fill the bilinear twin of one layer.
+
+        Args:
+            twins: those that are made, by name.
+        """
         kind, outline, result = site.kind, site.outline, self.result
         device = "meta" if self.structure_only else next(site.held.parameters()).device
-        twin = kind.build(outline, layer.after, dict(layer.factors), device)
+        leader = _leader(self.sites, layer)
+        twin: nn.Module = built(site, layer, leader, device)
         kind.carry(outline, twin)
+        if leader is not None:
+            tie(twin, twins[leader.name], layer)
         if self.structure_only:
             return twin
         spread = self._spread(layer)
@@ -255,9 +274,28 @@ class _Surgery:
             assert self.maps is not None
             why = self.maps.unknown.get(layer.name, "its channel map is not known")
             result.random[layer.name] = why
-        else:
+        elif leader is not None and set(layer.shares) == set(BOTH):
+            kind.rest(site.module, twin, spread)
+            if leader.name in result.errors:
+                result.errors[layer.name] = result.errors[leader.name]
+        elif not self._in_stack(layer):
             result.errors[layer.name] = fill(layer, site, twin, spread)
         return twin
+
+    def _in_stack(self, layer: LayerPlan) -> bool:
+        """Return whether it shares one of its factors, so that one fit serves several layers."""
+        ones = (layer, *self.plan.sharers(layer.name))
+        return any(len(one.shares) == 1 for one in ones)
+
+    def _fill_stacks(self, twins: Mapping[str, nn.Module]) -> None:
+        """Fit layers that share one factor together."""
+        for layer in self.plan.converted if not self.structure_only else ():
+            if layer.shares or not self._in_stack(layer) or layer.name in self.result.random:
+                continue
+            members = [layer, *self.plan.sharers(layer.name)]
+            sites = [self.sites[one.name] for one in members]
+            errors = fill_stack(sites, [twins[one.name] for one in members])
+            self.result.errors.update(zip([one.name for one in members], errors, strict=True))
 
     def _spread(self, layer: LayerPlan) -> Spread | None:
         """Return how the layer's channels spread, or None where that is not known."""

@@ -35,6 +35,7 @@ FLOORS = (
     "randomness",
     "data",
     "calibration",
+    "groups",
     "search",
     "surgery",
     "counting",

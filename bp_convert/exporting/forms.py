@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from bp_convert.graph.clone import clone
 from bp_convert.graph.running import evaluating
+from bp_convert.groups.tied_linear import BPTiedLinear
 from bp_convert.kinds import is_twin
 from bp_convert.kron.contract import w2_first
 from bp_convert.kron.conv_layout import first_factor, layout_of, split_padding
@@ -78,7 +79,7 @@ def _forward_of(layer: Any, form: Form, *, lay_out: bool) -> Forward | None:
         return None if is_recurrent(layer) else _built(layer)
     if not lay_out or getattr(layer, "groups", 1) > 1:
         return None
-    if isinstance(layer, BPLinear):
+    if isinstance(layer, BPLinear) and not isinstance(layer, BPTiedLinear):
         return _linear(layer)
     return _conv(layer) if isinstance(layer, _CONVS) else None
 

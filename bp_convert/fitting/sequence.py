@@ -20,6 +20,7 @@ from bp_convert.calibration.gatherer import Gatherer, Moments, Order, order_of
 from bp_convert.calibration.moments import Moment
 from bp_convert.calibration.tap import Batches, Tap
 from bp_convert.fitting.norms import Norms, settle_norms
+from bp_convert.fitting.together import TiedTables, names_of
 from bp_convert.graph.clone import clone
 from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site, walk
@@ -69,6 +70,7 @@ def fit_to_data(
     before, after = clone(source, apart=True), clone(converted, apart=True)
     order = order_of(before, wanted, batches)
     stages = _stages(order)
+    tables = TiedTables(before, plan, wanted, order, batches)
     errors: dict[str, float] = {}
     for number, names in enumerate(stages):
         progress(f"fitting {names[0]}", number, len(stages))
@@ -78,15 +80,21 @@ def fit_to_data(
             moments = _compared(before, after, stage, order, batches)
             for site in stage:
                 if _seen(site, converted, moments):
-                    errors[site.name] = _fit(site, converted, moments)
-                    layers = (one.get_submodule(site.name) for one in (after, converted))
-                    for mine, found in zip(*(one.parameters() for one in layers), strict=True):
-                        mine.copy_(found)
+                    error = _fit(site, converted, moments, tables)
+                    if error is not None:
+                        errors[site.name] = error
+                    for name in names_of(tables.groups, site.name):
+                        _brought(converted.get_submodule(name), after.get_submodule(name))
+    errors.update(tables.errors(errors))
     settle_norms(source, converted, batches)
     progress("fitted", len(stages), len(stages))
     for site in wanted:
         if site.name not in errors:
-            missed[site.name] = "the calibration data never reached it"
+            missed[site.name] = (
+                "the calibration data did not reach all who share its factors"
+                if site.name in tables.groups and site.name in order.calls
+                else "the calibration data never reached it"
+            )
     return errors, missed
 
 
@@ -129,8 +137,17 @@ def _seen(site: Site, converted: nn.Module, moments: Moments) -> bool:
     ) and all((site.name, role) in moments for role in roles)
 
 
-def _fit(site: Site, converted: nn.Module, moments: Moments) -> float:
-    """Fit every matrix of one layer; return the relative error of its output."""
+def _brought(layer: nn.Module, other: nn.Module) -> None:
+    """Give a layer's copy its parameters."""
+    for mine, found in zip(other.parameters(), layer.parameters(), strict=True):
+        mine.copy_(found)
+
+
+def _fit(site: Site, converted: nn.Module, moments: Moments, tables: TiedTables) -> float | None:
+    """Fit every matrix of one layer; return the relative error of its output. None where it shares
+    its factors, and not all who do were seen."""
+    if site.name in tables.groups:
+        return tables.fit(site, converted, moments)
     twin = converted.get_submodule(site.name)
     kind = site.kind
     choices = kind.choices(site.module, kind.widths(site.module))

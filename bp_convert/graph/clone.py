@@ -18,6 +18,7 @@ from bp_convert.graph.closures import reconnect
 from bp_convert.graph.stacks import closed, seated
 from bp_convert.kinds import is_twin
 from bp_convert.layers.in_two import in_two
+from bp_convert.torch_private import parameters_of
 
 M = TypeVar("M", bound=nn.Module)
 # What copies cannot be made of, and what means the same to a copy.
@@ -88,10 +89,30 @@ def plain_clone(model: M, *, apart: bool = False, factored: bool = False) -> M:
     """Copy ``model`` with every bilinear layer exchanged for the plain one of the same weight, or,
     where ``factored`` is asked for and it is of low rank, for two plain ones in a row."""
     twins = [one for one in model.modules() if is_twin(one)]
-    plain = {one: (in_two(one) if factored else None) or one.to_dense() for one in twins}
-    made = clone(model, plain, apart=apart)
+    factors = [_factors(one) for one in twins]
+    plain: dict[nn.Module, nn.Module] = {}
+    weights: dict[tuple[int, ...], nn.Parameter] = {}  # of layers that share all factors
+    beside: dict[int, Tensor] = {}
+    for twin, held in zip(twins, factors, strict=True):
+        if held and factors.count(held) > 1:
+            one: Any = twin.to_dense()
+            one.weight = weights.setdefault(held, one.weight)
+            bias = parameters_of(twin).get("bias")
+            if bias is not None:  # which may stand beside the layer, too
+                beside[id(bias)] = one.bias
+        else:
+            one = (in_two(twin) if factored else None) or twin.to_dense()
+        plain[twin] = one
+    made = clone(model, plain, beside, apart=apart)
     closed(made)
     return made
+
+
+def _factors(twin: nn.Module) -> tuple[int, ...]:
+    """Return the ``id`` of both factors of a layer of one weight; nothing for others."""
+    held = parameters_of(twin)
+    both = [held.get(name) for name in ("w1", "w2")]
+    return () if any(one is None for one in both) else tuple(map(id, both))
 
 
 def to_meta(tensor: Tensor) -> Tensor:

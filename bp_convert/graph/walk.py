@@ -156,16 +156,21 @@ def _reading(pattern: str) -> Callable[[str], object]:
 
 
 def structural_reasons(
-    model: nn.Module, sites: Sequence[Site], *, keep_parametrized: bool = False
+    model: nn.Module,
+    sites: Sequence[Site],
+    *,
+    keep_parametrized: bool = False,
+    tied: bool = True,
 ) -> dict[str, str]:
     """Return why sites must stay, as far as it follows from how the model holds them.
 
     Args:
         keep_parametrized: layers whose weight is computed stay.
+        tied: so do those that hold another layer's weight.
     """
     reasons: dict[str, str] = {}
     tried: dict[object, str] = {}  # layers that are alike are tried once
-    met = meetings(model)
+    met = meetings(model) if tied else {}
     parts_of_attention = {
         id(child): name
         for name, module in model.named_modules()

@@ -13,6 +13,7 @@ from torch import nn
 
 from bp_convert.errors import CheckpointError
 from bp_convert.hub.layout import CODE, CODE_TEXT, KEY, PLAN, plan_beside, told_by
+from bp_convert.hub.tied_names import forget_ties, tell_ties
 from bp_convert.values.plan import Plan
 
 PLAN_ATTRIBUTE = "bp_convert_plan"
@@ -65,6 +66,7 @@ def mark(model: nn.Module, plan_json: str) -> None:
     for module in model.modules():
         if callable(getattr(type(module), METHOD, None)):
             vars(module)[METHOD] = SavePretrained(model) if module is model else refuse
+    tell_ties(model)
 
 
 def unmark(model: nn.Module) -> None:
@@ -74,6 +76,7 @@ def unmark(model: nn.Module) -> None:
         held = vars(module).get(METHOD)
         if held is refuse or isinstance(held, SavePretrained | Refusing):
             del vars(module)[METHOD]
+    forget_ties(model)
 
 
 def is_marked(model: nn.Module) -> bool:

@@ -134,7 +134,13 @@ def _for_class(plan: Plan, model: Any) -> Plan:
     return plan.model_copy(
         update={
             "layers": tuple(
-                one.model_copy(update={"name": way(one.name), "aliases": ()})
+                one.model_copy(
+                    update={
+                        "name": way(one.name),
+                        "aliases": (),
+                        "shares": {key: way(whose) for key, whose in one.shares.items()},
+                    }
+                )
                 for one in plan.layers
                 if way(one.name) in names
             ),

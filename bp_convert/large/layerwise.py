@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
 from bp_convert._version import __version__
-from bp_convert.errors import CheckpointError, VerificationError
+from bp_convert.errors import CheckpointError, PlanError, VerificationError
 from bp_convert.files.atomic import check_folder, put_folder, sync, temporary, write_text
 from bp_convert.graph.running import same_draws
 from bp_convert.graph.walk import walk
@@ -73,6 +73,14 @@ def convert_folder(
         VerificationError: the folder does not hold what its config tells.
     """
     real = check_folder(goal, force=force)
+    shared = next((one for one in plan.converted if one.shares), None)
+    if shared is not None:
+        raise PlanError(
+            where=f"{shared.name} ({shared.kind})",
+            found="factors that it shares with another layer, which are fitted together",
+            allowed="layers on factors of their own, where one is in memory at a time",
+            fix="convert the whole model in memory, or set these layers to kept in the plan",
+        )
     check(skeleton.model, plan)
     return _Run(skeleton, source, plan, real, progress).run()
 

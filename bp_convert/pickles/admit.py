@@ -39,6 +39,7 @@ _HOMES = (
     "torchvision.ops",
     "torchvision.transforms",
     "bp_convert.models",
+    "bp_convert.groups.tied_linear",
 )
 # nn.Modules that carry code of their own in the file.
 _CARRY_CODE = (GraphModule, ScriptModule)

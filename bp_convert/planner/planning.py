@@ -17,6 +17,7 @@ from bp_convert.graph.observe import Observation, observe
 from bp_convert.graph.others import others_of, shared_by
 from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site, walk
+from bp_convert.groups.members import tied_groups
 from bp_convert.kinds import Factors, prime_reason
 from bp_convert.kinds.foreign import packed
 from bp_convert.planner.heads import head_reasons
@@ -159,7 +160,16 @@ class _Planning:
         model, sites, requests = self.model, self.sites, self.requests
         stacks = stack_reasons(model, sites, requests, seen, self.settings)
         keep = self.settings.keep_parametrized
-        return reasons_of(model, sites, requests, seen, stacks=stacks, keep_parametrized=keep)
+        reasons = reasons_of(model, sites, requests, seen, stacks=stacks, keep_parametrized=keep)
+        for group in tied_groups(model, sites) if self.settings.target else ():
+            ones = group.sites
+            found = reasons_of(
+                model, ones, requests, seen, stacks=stacks, keep_parametrized=keep, tied=False
+            )
+            if not found and not any(requests[one.name].insists for one in ones):
+                for one in ones:  # as one table, of which the tie is kept
+                    reasons.pop(one.name, None)
+        return reasons
 
     # What the model says
 
@@ -252,6 +262,9 @@ class _Planning:
                 "its adapter stays beside it, and cannot be merged any more: --merge-adapters does "
                 "so first"
             )
+        shares = found.shares.get(site.name, {}) if replaced else {}
+        if shares:
+            notes.append(f"shares {', '.join(shares)} with {', '.join({*shares.values()})}")
         macs = kind.macs(module, after, factors, shapes) // seen.examples if replaced else 0
         return LayerPlan(
             name=site.name,
@@ -263,6 +276,7 @@ class _Planning:
             inputs=(before[0], after[0]),
             outputs=(before[1], after[1]),
             factors=factors if replaced else {},
+            shares=shares,
             init=request.init,
             params=(
                 sum(p.numel() for p in site.held.parameters()),

@@ -62,6 +62,7 @@ def reasons_of(
     *,
     stacks: Mapping[str, str],
     keep_parametrized: bool = False,
+    tied: bool = True,
 ) -> dict[str, str]:
     """Return for each site that stays what it is the firmest reason, heads apart.
 
@@ -69,8 +70,9 @@ def reasons_of(
         seen: a run of the model; None where it was not run.
         stacks: why bare stacks of matrices stay.
         keep_parametrized: layers whose weight is computed stay.
+        tied: so do those that hold another layer's weight.
     """
-    reasons = structural_reasons(model, sites, keep_parametrized=keep_parametrized)
+    reasons = structural_reasons(model, sites, keep_parametrized=keep_parametrized, tied=tied)
     for site in sites:
         request = requests[site.name]
         used = () if seen is None else {*seen.shapes, *seen.read, *indirect(site, seen)}

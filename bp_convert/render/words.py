@@ -87,6 +87,8 @@ def _count(params: int, share: float) -> str:
 
 def _plain(reason: str) -> str:
     """Drop what differs from layer to layer, so that one reason is one line."""
+    if reason.startswith("shares "):
+        return reason.split(" with ")[0] + " with another layer"
     return reason.split(" (predicted")[0]
 
 

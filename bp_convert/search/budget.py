@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from torch import nn
 
@@ -24,10 +24,12 @@ def budget_for(
     layers: Sequence[FreeLayer],
     decided: Mapping[str, tuple[Site, Factors]],
     macs: int | None,
+    tied: Collection[str] = (),
 ) -> Budget:
     """Count what stays whatever is chosen.
 
     Args:
+        tied: layers whose weight is another's.
         decided: layers whose factors a rule has settled.
         macs: multiply-adds of one example through the source; None where not known.
     """
@@ -44,6 +46,8 @@ def budget_for(
         # The twin's biases stand in place of the layer.
         fixed += kind.params(module, one.widths, factors) - _weights(one.site, factors)
         fixed -= kind.params(module, one.widths)
+        if one.site.name in tied:
+            fixed += one.widths[0] * one.widths[1]
         left -= one.dense_macs
         rows += kind.buffers(module, one.widths)
     for site, factors in decided.values():

@@ -15,10 +15,19 @@ from bp_convert.calibration.tap import Batches
 from bp_convert.errors import PlanError
 from bp_convert.graph.clone import clone
 from bp_convert.graph.walk import Site
+from bp_convert.groups.members import Tied, tied_groups
+from bp_convert.groups.table_metric import (
+    TableMetric,
+    low_rank_spec,
+    table_errors,
+    table_metric,
+    table_of,
+)
 from bp_convert.kron.als import low_rank
 from bp_convert.kron.nearest import check_finite
 from bp_convert.search import cache
 from bp_convert.search.curves import Curve, curves_of
+from bp_convert.search.group_units import tied_unit
 from bp_convert.search.sensitivity import Trials
 from bp_convert.search.units import FreeLayer, Unit, make_unit
 from bp_convert.values.progress import Progress
@@ -94,9 +103,14 @@ class Candidates:
             FactorError: weights that are not finite.
         """
         units = []
+        tied = {one.name: group for group in self.tied for one in group.sites}
         for number, layer in enumerate(self.layers):
             site = layer.site
             self.progress(f"candidates of {site.name}", number, len(self.layers))
+            if site.name in tied:
+                if site is tied[site.name].leader:
+                    units.append(self._tied_unit(tied[site.name]))
+                continue
             matrices = site.kind.computed(site.module)
             for role, ones in matrices.items():
                 for one in ones:
@@ -110,6 +124,36 @@ class Candidates:
                     make_unit(layer, role, shape, len(ones), curves, sensitivity, alone=alone)
                 )
         return units
+
+    def _tied_unit(self, group: Tied) -> Unit:
+        """Return the options of layers that hold one table, in the metrics of all of them."""
+        layers = {one.site.name: one for one in self.layers}
+        ones = [layers[site.name] for site in group.sites]
+        first = group.leader
+        matrices = first.kind.computed(first.module)["weight"]
+        check_finite(matrices[0], f"{first.name} ({first.kind.name})")
+        metric = self._table_metric(group, ones) if self.by_data else None
+        if metric is None:
+            curves, sensitivity = self._curves(ones[0], "weight", matrices)
+            return tied_unit(group, ones, curves, sensitivity)
+        names = [site.name for site in group.sites]
+        key = cache.key_of((), self.method, "tied", self._whole, *names, self.digest)
+        held = cache.read(key)
+        if held is None:
+            table = table_of(group)
+            spec = low_rank_spec(*(table.shape if first.kind.lookup else table.t().shape))
+            curves = [Curve(spec, table_errors(table, metric))]
+            mean = matrices[0].new_zeros(matrices[0].shape[1])  # none: a shift is no table's
+            sensitivity = self._trials.of(first, "weight", [metric], [mean])
+            held = curves, sensitivity
+            cache.write(key, *held)
+        return tied_unit(group, ones, *held)
+
+    def _table_metric(self, group: Tied, layers: Sequence[FreeLayer]) -> TableMetric | None:
+        """Return what an error of the table costs in a group's layers; None where nothing tells."""
+        found = {one.site.name: self._moments(one, "weight", 1) for one in layers}
+        moments = {name: ones[0] for name, ones in found.items() if ones}
+        return table_metric(group, moments)
 
     def _curves(
         self, layer: FreeLayer, role: str, matrices: list[Tensor]
@@ -148,6 +192,11 @@ class Candidates:
         if found is None or not found[0].count:
             return None
         return [found[index * len(found) // matrices] for index in range(matrices)]
+
+    @cached_property
+    def tied(self) -> list[Tied]:
+        """Layers that hold one table, among those that are free."""
+        return tied_groups(self.model, [one.site for one in self.layers])
 
     @cached_property
     def _whole(self) -> str:

@@ -70,6 +70,7 @@ class Allocation:
 
     Attributes:
         factors: of the layers that are replaced, by name and role.
+        shares: factors that are another layer's, and whose, by name.
         errors: estimated relative error of each replaced layer.
         sensitivities: of every layer that took part.
         error: estimated relative error of the output.
@@ -77,6 +78,7 @@ class Allocation:
     """
 
     factors: dict[str, Factors] = field(default_factory=dict)
+    shares: dict[str, dict[str, str]] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     sensitivities: dict[str, float] = field(default_factory=dict)
     error: float = 0.0
@@ -221,17 +223,21 @@ def _result(found: Allocation, choice: _Choice, limits: Mapping[str, float]) -> 
     squared: dict[str, float] = {}
     for unit, at in zip(choice.units, choice.at, strict=True):
         spec, error = unit.spec(at), float(unit.errors[at])
-        known = found.sensitivities.get(unit.name, 0.0)
-        found.sensitivities[unit.name] = max(unit.sensitivity, known)
         found.error += float(loss(error)) * unit.sensitivity
-        if spec is not None:
-            found.factors.setdefault(unit.name, {})[unit.role] = spec
-            squared[unit.name] = max(squared.get(unit.name, 0.0), error)
+        for layer, own, shares in unit.members(spec):
+            name = layer.site.name
+            known = found.sensitivities.get(name, 0.0)
+            found.sensitivities[name] = max(unit.sensitivity, known)
+            if own is not None:
+                found.factors.setdefault(name, {})[unit.role] = own
+                squared[name] = max(squared.get(name, 0.0), error)
+                if shares:
+                    found.shares[name] = shares
     found.error = sqrt(squared_error(found.error))
-    layers = {unit.name: unit.layer for unit in choice.units}
+    layers = {unit.name: unit.layer for unit in choice.units if not unit.many}
     room = limits.get("params", inf) - choice.sum("params")
     for name, factors in list(found.factors.items()):
-        if all(map(_is_whole, factors.values())):
+        if name in layers and all(map(_is_whole, factors.values())):
             site, widths = layers[name].site, layers[name].widths
             dense, small = (site.kind.params(site.module, widths, one) for one in (None, factors))
             more = dense - small

@@ -12,6 +12,7 @@ from bp_convert.errors import PlanError
 from bp_convert.graph.observe import Observation
 from bp_convert.graph.others import others_of
 from bp_convert.graph.walk import Site, walk
+from bp_convert.groups.members import tied_groups
 from bp_convert.kinds import Ask
 from bp_convert.search.budget import budget_for
 from bp_convert.search.candidates import Candidates, settled
@@ -66,7 +67,9 @@ class Spending:
         layers = self.free_layers([one for one in sites if one.name not in decided], floors, seen)
         units = self.units(layers)
         self.progress("choosing", len(layers), len(layers))
-        budget = budget_for(self.model, layers, decided, seen.total_macs if seen else None)
+        groups = tied_groups(self.model, [one.site for one in layers])
+        tied = [site.name for group in groups for site in group.followers]
+        budget = budget_for(self.model, layers, decided, seen.total_macs if seen else None, tied)
         asked = self.settings
         rules = any(one.keep or one.floor or one.insists for one in asked.layers)
         held = largest(others_of(self.model, walk(self.model)), int(budget.before["params"]))

@@ -111,6 +111,18 @@ class Unit:
     def name(self) -> str:
         return self.layer.site.name
 
+    @property
+    def many(self) -> bool:
+        """Whether several layers stand behind it."""
+        return False
+
+    def members(
+        self, spec: FactorSpec | None
+    ) -> list[tuple[FreeLayer, FactorSpec | None, dict[str, str]]]:
+        """Return each layer behind it with its own factors, and which of those it shares, given
+        an option's; no factors where it stays."""
+        return [(self.layer, spec, {})]
+
     def spec(self, at: int) -> FactorSpec | None:
         """Return the factors of an option; None where the layer stays."""
         curve, rank = map(int, self.picked[at])
@@ -126,6 +138,13 @@ class Unit:
         self.costs = np.concatenate([self.costs, self._costs(curve.spec, terms)])
         self.errors = np.concatenate([self.errors, curve.errors[terms].astype(np.float64)])
         return len(self.errors) - 1
+
+    def add_all(self) -> None:
+        """Add the options of all of its curves."""
+        for place, curve in enumerate(self.curves):
+            terms = _terms(curve, self.size if self.alone else self.size + 1)
+            if len(terms):
+                self.add(place, terms)
 
     def only(self, at: np.ndarray | slice) -> Unit:
         """Return the unit with some of its options."""
@@ -187,10 +206,7 @@ def make_unit(
         costs=dense[None],
         errors=stays,
     )
-    for place, curve in enumerate(curves):
-        terms = _terms(curve, size if alone else size + 1)
-        if len(terms):
-            unit.add(place, terms)
+    unit.add_all()
     return unit.only(unit.costs[:, 0] >= layer.floor * matrices * size) if layer.floor else unit
 
 

@@ -30,6 +30,8 @@ class LayerPlan(Value):
         inputs: input width before and after.
         outputs: output width before and after.
         factors: one FactorSpec per weight matrix; empty unless replaced.
+        shares: its factors that are another layer's, and whose: ``{"w2": "encoder.query"}``. They
+            count once, are saved once, and are trained as one.
         init: where the new weights start from.
         params: parameters before and after.
         shared: how many of them a layer before this one counts as well, before and after: tied
@@ -50,6 +52,7 @@ class LayerPlan(Value):
     inputs: tuple[int, int]
     outputs: tuple[int, int]
     factors: dict[str, FactorSpec] = Field(default_factory=dict)
+    shares: dict[str, str] = Field(default_factory=dict)
     init: Init = "warm"
     params: tuple[int, int]
     shared: tuple[int, int] = (0, 0)
@@ -224,6 +227,10 @@ class Plan(Shown):
             if name == one.name or name in one.aliases:
                 return one
         return None
+
+    def sharers(self, name: str) -> tuple[LayerPlan, ...]:
+        """Return the layers that share factors of this one."""
+        return tuple(one for one in self.layers if name in one.shares.values())
 
     @property
     def in_short(self) -> str:

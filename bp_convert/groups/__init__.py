@@ -1,0 +1,1 @@
+"""Layers that share factors: who they are, how one fit serves them all, and how they stay tied."""
