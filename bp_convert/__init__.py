@@ -55,6 +55,7 @@ if TYPE_CHECKING:  # The public names, here and nowhere else: what runs reads th
     from bp_convert.storage import plan_of as plan_of
     from bp_convert.storage import read_plan as read_plan
     from bp_convert.storage import save as save
+    from bp_convert.storage import store as store
     from bp_convert.storage import to_dense as to_dense
     from bp_convert.storage import write_plan as write_plan
     from bp_convert.studies import probe as probe

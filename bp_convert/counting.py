@@ -6,6 +6,7 @@ from contextlib import suppress
 
 from torch import nn
 
+from bp_convert.bits.stored import stored_bytes
 from bp_convert.errors import TraceError
 from bp_convert.graph.clone import clone_to_meta
 from bp_convert.graph.example import SampleInputs
@@ -76,7 +77,7 @@ def with_counts(
         update={
             "layers": tuple(layers),
             "params": Totals(before=plan.params.before, after=count_params(empty).after),
-            "bytes": Totals(before=plan.bytes.before, after=count_bytes(empty).after),
+            "bytes": Totals(before=plan.bytes.before, after=stored_bytes(empty, plan)),
             "macs": total,
             "notes": tuple(notes),
         }

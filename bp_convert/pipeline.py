@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import hypot
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from bp_convert.errors import PlanError
 from bp_convert.evaluation import Scorer
 from bp_convert.fakes.inputs import settle_values
 from bp_convert.files.read_model import Loaded, load_model
-from bp_convert.fitting import fit_to_data
+from bp_convert.fitting import fit_to_data, round_stored
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import SampleInputs, device_of, given_sample
 from bp_convert.graph.merging import merged
@@ -390,6 +391,9 @@ def _apply(
         errors, missed = fit_to_data(model, done.model, plan, data.batches, progress)
         done.errors.update(errors)
         done.missed.update(missed)
+    rounded = round_stored(model, done.model, plan, () if data is None else data.batches, progress)
+    for name, error in rounded.items():
+        done.errors[name] = hypot(done.errors.get(name, 0.0), error)
     mark(done.model, plan.model_dump_json(by_alias=True))
     return done
 

@@ -10,6 +10,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from bp_convert.bits.stored import can_be_stored, stored_bytes, stored_forms
 from bp_convert.errors import CheckpointError, PlanError, TraceError, VerificationError
 from bp_convert.files.arch import arch_factory
 from bp_convert.files.atomic import Prove, check_output, is_folder, write_all, write_text
@@ -25,20 +26,22 @@ from bp_convert.files.folder import check_foldable, save_folder
 from bp_convert.files.read_model import load_model
 from bp_convert.files.reread import read_back
 from bp_convert.files.writable import check_whole, check_writable
+from bp_convert.fitting import round_stored
 from bp_convert.graph.clone import clone, plain_clone
 from bp_convert.graph.example import SampleInputs
 from bp_convert.graph.merging import merged
 from bp_convert.graph.running import Args, Kwargs, evaluating, in_mode, run, same_draws
 from bp_convert.hub.layout import plan_of_folder
 from bp_convert.hub.marked import PLAN_ATTRIBUTE as PLAN_ATTRIBUTE
+from bp_convert.hub.marked import check_whole_numbers, plan_text, unmark
 from bp_convert.hub.marked import is_marked as is_marked
 from bp_convert.hub.marked import mark as mark
-from bp_convert.hub.marked import plan_text, unmark
 from bp_convert.hub.rebuild import from_pretrained as from_pretrained
 from bp_convert.surgery import apply_plan
 from bp_convert.values.architecture import Architecture
 from bp_convert.values.base import as_json
-from bp_convert.values.plan import Plan
+from bp_convert.values.plan import Plan, Totals
+from bp_convert.values.settings import Store
 from bp_convert.verify.compare import difference
 from bp_convert.verify.pair import tolerance_of
 
@@ -91,9 +94,12 @@ def save(
         VerificationError: the file does not hold what the model does; then it is removed.
     """
     text = plan_text(model)
-    if is_folder(path):
-        return [save_folder(model, Path(path), force=force, check=check, prove=prove)]
     made = Plan.model_validate_json(text)
+    if is_folder(path):
+        check_whole_numbers(made)
+        return [save_folder(model, Path(path), force=force, check=check, prove=prove)]
+    if made.stored:  # in few bits the plan counts
+        text = made.model_dump_json(by_alias=True, exclude_defaults=True)
     if prove is None and check:
         prove = read_back(model, Path(path), trust=trust)
     return save_converted(
@@ -105,7 +111,40 @@ def save(
         force=force,
         trust=trust,
         prove=prove,
+        forms=stored_forms(model, made),
     )
+
+
+def store(model: nn.Module, how: Store) -> nn.Module:
+    """Return a copy of a converted model whose weights are rounded anew, each by itself, and which
+    ``save`` stores so.
+
+    Args:
+        how: ``int8``, ``int4``, ``int3``, ``bf16``, ``fp16``; or ``fp32``, which rounds nothing:
+            what was stored in few bits goes on as it is now, such as to be trained.
+
+    Raises:
+        CheckpointError: the model was not converted.
+        PlanError: a weight that these bits do not hold.
+    """
+    plan = plan_of(model)
+    made = clone(model, apart=True)
+    modules = dict(made.named_modules(remove_duplicate=False))
+    chosen = None if how == "fp32" else how
+    layers = tuple(
+        one.model_copy(update={"store": chosen if _storable(modules.get(one.name)) else None})
+        for one in plan.layers
+    )
+    plan = plan.model_copy(update={"layers": layers})
+    round_stored(made, made, plan)
+    size = Totals(before=plan.bytes.before, after=stored_bytes(made, plan))
+    plan = plan.model_copy(update={"bytes": size})
+    mark(made, plan.model_dump_json(by_alias=True))
+    return made
+
+
+def _storable(module: nn.Module | None) -> bool:
+    return module is not None and can_be_stored(module)
 
 
 def load(

@@ -21,6 +21,7 @@ FLOORS = (
     "scripts",
     "torch_private",
     "kron",
+    "bits",
     "recurrence",
     "layers",
     "experts",

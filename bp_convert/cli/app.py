@@ -59,6 +59,7 @@ def convert(
     examples: o.Count = None,
     tokenizer: o.Tokenizer = None,
     method: o.Method = None,
+    store: o.Store = None,
     evaluate: o.Evaluate = None,
     metric: o.Metric = None,
     finetune: o.Finetune = None,
@@ -97,9 +98,10 @@ def convert(
     """
     timed = measure or batch is not None
     asks = {
-        "target": target, "method": method, "alpha": alpha, "rank": rank, "pairs": pairs,
-        "init": init, "include": include, "exclude": exclude, "convert_head": convert_head,
-        "convert_anyway": convert_anyway, "keep_parametrized": keep_parametrized,
+        "target": target, "method": method, "store": store, "alpha": alpha, "rank": rank,
+        "pairs": pairs, "init": init, "include": include, "exclude": exclude,
+        "convert_head": convert_head, "convert_anyway": convert_anyway,
+        "keep_parametrized": keep_parametrized,
         "merge_adapters": merge_adapters, "seed": seed,
     }  # fmt: skip
     o.check_plan(ctx, plan, **asks, input=input, settings=settings)

@@ -162,6 +162,15 @@ Method = Annotated[
         "weights or by the data. Default: auto.",
     ),
 ]
+Store = Annotated[
+    values.Store | None,
+    option(
+        GOAL,
+        "--store TYPE",
+        "How weights are stored, factors and dense ones: int8, int4, int3, bf16, fp16 or fp32 (as "
+        "they are). Default: as they are; for a target of size the best of each layer.",
+    ),
+]
 Evaluate = Annotated[
     str | None,
     option(

@@ -8,7 +8,8 @@ safe loader must admit, and the state is None.
 ``NAME.safetensors`` holds each tensor once; ``NAME.plan.json`` beside it holds the rest, and which
 names are tied to which.
 
-Format 2 differs from 1 by entries that are neither parameters nor buffers: extra state.
+Format 2 differs from 1 by entries that are neither parameters nor buffers: extra state; 3 by
+tensors in few bits, as ``bits.filed`` has them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import itertools
 import pickletools
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bp_convert.bits.filed import packed_writer, whole_content
+from bp_convert.bits.grid import Form
 from bp_convert.files.arch import absolute
 from bp_convert.files.atomic import OUTPUT_SUFFIXES, Prove, Write, check_output, write_all
 from bp_convert.files.entries import further_state, split_ties, whole_state
@@ -43,7 +46,7 @@ from bp_convert.hub.layout import holds_plan
 from bp_convert.pickles import pickler
 from bp_convert.pickles.admit import admit
 
-FORMAT = 2
+FORMAT = 3
 _KEYS = ("format", "plan", "settings", "arch", "state", "skeleton")
 
 
@@ -78,6 +81,7 @@ def save_converted(
     force: bool = False,
     trust: Sequence[str] = (),
     prove: Prove | None = None,
+    forms: Mapping[str, Form] | None = None,
 ) -> list[Path]:
     """Write a converted model whole or not at all; the other arguments are ``storage.save``'s.
 
@@ -85,18 +89,19 @@ def save_converted(
         plan_json: the plan.
         settings_json: the settings that it was made from.
         prove: called with the files before they take their names; what it raises stops that.
+        forms: of tensors that are stored in few bits, by their names.
     """
     path = Path(path)
     check_output(path, force=force, suffixes=OUTPUT_SUFFIXES)
     check_writable(model, path, arch=arch, trust=trust)
     about = {
-        "format": FORMAT if further_state(model) else 1,
+        "format": FORMAT if forms else 2 if further_state(model) else 1,
         "plan": plan_json,
         "settings": settings_json,
         "arch": None if arch is None else absolute(arch),
     }
     if path.suffix == ".safetensors":
-        return write_pair(path, model, about, force, prove)
+        return write_pair(path, model, about, forms or {}, force, prove)
     if arch is None:
         content = {**about, "format": 1, "state": None, "skeleton": model}
     else:
@@ -105,7 +110,8 @@ def save_converted(
             key: one.detach() if isinstance(one, Tensor) else one for key, one in state.items()
         }
         content = {**about, "state": plain, "skeleton": None}
-    return write_all([(path, torch_writer(content))], force=force, prove=prove)
+    write = packed_writer(content, forms, torch_writer) if forms else torch_writer(content)
+    return write_all([(path, write)], force=force, prove=prove)
 
 
 def save_weights(path: str | Path, model: nn.Module, *, force: bool = False) -> Path:
@@ -163,9 +169,9 @@ def read_converted(
         about, weights = read_pair(path, beside)
         return ConvertedFile(*_about(about, path), state=weights, skeleton=None)
     content = load_admitted(path, kind, trust=trust)
-    if not isinstance(content, dict) or tuple(content) != _KEYS:
+    if not isinstance(content, dict) or tuple(content)[: len(_KEYS)] != _KEYS:
         raise wrong(path, "other contents than bp-convert writes", "convert the model again")
-    skeleton, state = content["skeleton"], content["state"]
+    skeleton, state = whole_content(content, str(path))
     if isinstance(skeleton, nn.Module):
         try:
             state = whole_state(skeleton)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bp_convert.bits.filed import whole_content
 from bp_convert.errors import VerificationError
 from bp_convert.files.atomic import Prove
 from bp_convert.files.converted import read_converted
@@ -63,8 +64,10 @@ def _state_in(places: Sequence[Path], trust: Sequence[str]) -> dict[str, Any]:
         return read_converted(weights, beside=beside[0]).state
     known, needed = meanings(names_in(weights), trust)
     content: Any = load_known(weights, known, needed, mmap=True)
-    model = content if isinstance(content, nn.Module) else content["skeleton"]
-    return whole_state(model) if model is not None else dict(content["state"])
+    if isinstance(content, nn.Module):
+        return whole_state(content)
+    model, state = whole_content(content, str(weights))
+    return whole_state(model) if model is not None else dict(state)
 
 
 def digests(state: Mapping[str, object]) -> dict[str, str]:

@@ -22,6 +22,7 @@ import safetensors.torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from bp_convert.bits.filed import PACKED, Forms, joined, parted
 from bp_convert.errors import CheckpointError
 from bp_convert.files.atomic import Prove, Write, plan_path, temporary, write_all
 from bp_convert.files.entries import join_ties, split_ties, whole_state
@@ -31,22 +32,30 @@ STAMP = "bp_convert_plan"  # in a safetensors header: the digest of the plan bes
 
 
 def write_pair(
-    path: Path, model: nn.Module, about: dict[str, Any], force: bool, prove: Prove | None
+    path: Path,
+    model: nn.Module,
+    about: dict[str, Any],
+    forms: Forms,
+    force: bool,
+    prove: Prove | None,
 ) -> list[Path]:
     """Write weights, and beside them the plan, the settings and which names are tied.
 
     Args:
         about: format, plan, settings and arch; plan and settings as JSON.
+        forms: of tensors that are stored in few bits.
 
     Raises:
         CheckpointError: a file exists or cannot be written.
     """
-    kept, ties = split_ties(tensors_in(whole_state(model)))
+    whole, ties = split_ties(tensors_in(whole_state(model)))
+    kept, packed = parted(whole, forms)
     sidecar = {
         **about,
         "plan": json.loads(about["plan"]),
         "settings": json.loads(about["settings"]),
         "ties": ties,
+        **({PACKED: packed} if packed else {}),
     }
     text = json.dumps(sidecar, indent=1) + "\n"
     stamp = _digest(sidecar)
@@ -77,7 +86,8 @@ def read_pair(path: Path, beside: Path | None = None) -> tuple[dict[str, Any], d
         content = _sidecar_of(waiting, stamp)
     content["plan"] = json.dumps(content.get("plan"))
     content["settings"] = json.dumps(content.get("settings"))
-    state = join_ties(read_safetensors(path), content["ties"], str(path))
+    kept = joined(read_safetensors(path), content.pop(PACKED, {}), str(path))
+    state = join_ties(kept, content["ties"], str(path))
     return content, state
 
 

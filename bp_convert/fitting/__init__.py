@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bp_convert.fitting.rounding import round_stored
 from bp_convert.fitting.sequence import fit_to_data
 
-__all__ = ["fit_to_data"]
+__all__ = ["fit_to_data", "round_stored"]

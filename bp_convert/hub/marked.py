@@ -42,7 +42,9 @@ class SavePretrained:
             )
         check_class(self.model)
         text = plan_text(self.model)
-        with config_told(self.model, Plan.model_validate_json(text)):
+        plan = Plan.model_validate_json(text)
+        check_whole_numbers(plan)
+        with config_told(self.model, plan):
             save: Any = getattr(type(self.model), METHOD)
             save(self.model, save_directory, *arguments, **options)
         if options.get("is_main_process", True):
@@ -113,6 +115,21 @@ def check_class(model: nn.Module) -> None:
         raise _refused(
             f"{type(model).__name__} of {home}: {kind}, which a folder cannot make again",
             "bp_convert.save(model, 'NAME.pt'), or -o NAME.pt",
+        )
+
+
+def check_whole_numbers(plan: Plan) -> None:
+    """Refuse to write weights in few bits where transformers reads them.
+
+    Raises:
+        CheckpointError: the plan stores some so.
+    """
+    if plan.stored:
+        layer = plan.stored[0]
+        raise _refused(
+            f"{layer.name} stored in {layer.store}, which transformers would not read",
+            "bp_convert.save(model, 'NAME.pt') or 'NAME.safetensors', which hold these bits; for a "
+            "folder convert with --store fp32, or take bp_convert.store(model, 'fp32')",
         )
 
 

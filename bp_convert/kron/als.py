@@ -169,7 +169,7 @@ def _alternate(
         target = target.index_select(1, columns.order)
     target = target.view(k1, k2, d1, d2).to(solved)
     step = _diagonal_step if isinstance(metric, Diagonal) else _full_step
-    form = _forms(metric, columns, solved)
+    form = half_forms(metric, columns, solved)
     best, kept = _error(weight, w1, w2, columns, metric), (w1, w2)
     for _ in range(sweeps):
         # With the roles turned, w1 is solved for by the same step: (R, d1, k1), (R, k2, d2).
@@ -191,7 +191,7 @@ def _error(weight: Tensor, w1: Tensor, w2: Tensor, columns: Columns, metric: Met
     return error if error == error else float("inf")
 
 
-def _forms(metric: Metric, columns: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def half_forms(metric: Metric, columns: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the metric laid out for solving for w2, and for w1."""
     d1, d2 = columns.inp
     if isinstance(metric, Diagonal):
@@ -204,17 +204,25 @@ def _forms(metric: Metric, columns: Columns, dtype: torch.dtype) -> tuple[Tensor
 
 
 def _full_step(w1: Tensor, target: Tensor, form: Tensor) -> Tensor:
-    """Solve for w2 (R, d2, k2) with w1 (R, k1, d1) held.
+    """Solve for w2 (R, d2, k2) with w1 (R, k1, d1) held."""
+    return _solve(*half_problem(w1, target, form)).view(len(w1), target.shape[3], target.shape[1])
 
-    The normal equations of all k2 are the same: sum over (r', e') of
+
+def half_problem(w1: Tensor, target: Tensor, form: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the normal equations of w2 (R, d2, k2) with w1 (R, k1, d1) held, N and B.
+
+    Those of all k2 are the same: sum over (r', e') of
     ``N[(r, e), (r', e')] w2[r', e', k2] = B[(r, e), k2]``.
+
+    Args:
+        target: (k1, k2, d1, d2), the weight in the metric.
+        form: of ``half_forms``, its first; with the roles of the factors turned, its second.
     """
     rank, _, d1 = w1.shape
     d2, k2 = target.shape[3], target.shape[1]
     pairs = torch.einsum("rka,skb->rsab", w1, w1).reshape(rank * rank, d1 * d1)
     normal = (pairs @ form).view(rank, rank, d2, d2).transpose(1, 2).reshape(rank * d2, rank * d2)
-    right = torch.einsum("rka,klae->rel", w1, target).reshape(rank * d2, k2)
-    return _solve(normal, right).view(rank, d2, k2)
+    return normal, torch.einsum("rka,klae->rel", w1, target).reshape(rank * d2, k2)
 
 
 def _diagonal_step(w1: Tensor, target: Tensor, form: Tensor) -> Tensor:

@@ -16,13 +16,16 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from bp_convert.pages.chart import Bars, Chart
 
 Term = Literal[
-    "alpha", "estimated error", "kept", "low rank", "MAC", "method", "pair", "params", "rank R",
+    "alpha", "bits", "estimated error", "kept", "low rank", "MAC", "method", "pair", "params",
+    "rank R",
     "relative error", "replaced", "saves", "score", "seed", "target", "term",
 ]  # fmt: skip
 
 MEANING: dict[Term, str] = {
     "alpha": "how much wider than before layers are; a convolution has alpha squared as many "
     "channels",
+    "bits": "how weights are stored: int8 as whole numbers of 8 bits with a scale for each row, "
+    "int4 and int3 with one for some 32 numbers; where nothing stands, as the source has them",
     "estimated error": "the relative error of the model's output that is expected from the errors "
     "of its layers",
     "kept": "the share of the source's parameters that is left",

@@ -39,6 +39,7 @@ def page(report: Report, *, folded: bool = False) -> Page:
             *(("alpha",) if report.plan.settings.alpha > 1 else ()),
             *(("target", "method", "estimated error") if report.plan.settings.target else ()),
             *(("score",) if report.scores else ()),
+            *(("bits",) if report.plan.stored else ()),
             "seed",
         ),
     )
@@ -46,6 +47,7 @@ def page(report: Report, *, folded: bool = False) -> Page:
 
 def _layers(report: Report, *, folded: bool) -> Table:
     rows = []
+    stored = bool(report.plan.stored)
     for row in fold(report, every=not folded):
         layer = row.layer
         cells = (
@@ -55,10 +57,12 @@ def _layers(report: Report, *, folded: bool) -> Table:
             words.pairs_of(layer) or layer.reason,
             "" if layer.rank is None else str(layer.rank),
             *(short(count) for count in (*row.params, *row.macs)),
+            *([layer.store or ""] if stored else []),
             f"{max(row.errors):.3f}" if row.errors else "",
         )
         rows.append(Row(cells, layer.action))
-    return Table(_HEADS, tuple(rows), frozenset(range(4, 10)))
+    heads = (*_HEADS[:-1], "bits", _HEADS[-1]) if stored else _HEADS
+    return Table(heads, tuple(rows), frozenset(range(4, len(heads))))
 
 
 def _name(row: Folded) -> str:
@@ -103,6 +107,7 @@ def _sections(report: Report) -> list[Section]:
     found: list[tuple[str, list[str], tuple[Part, ...]]] = [
         ("Left dense", kept, ()),
         ("Without a kind, left as they are", words.others(report), others),
+        ("Bits", words.bits(report), ()),
         ("Fit", words.fitting(report), ()),
         ("Quality", [words.score(one) for one in report.scores], ()),
         ("Training", words.trained_lines(report.training), ()),

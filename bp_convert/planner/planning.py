@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
+from bp_convert.bits.stored import can_be_stored
 from bp_convert.counting import count_bytes, count_params, with_counts
 from bp_convert.data import Examples
 from bp_convert.errors import PlanError, TraceError
@@ -265,6 +266,9 @@ class _Planning:
         shares = found.shares.get(site.name, {}) if replaced else {}
         if shares:
             notes.append(f"shares {', '.join(shares)} with {', '.join({*shares.values()})}")
+        store = request.store
+        if store == "fp32" or not (replaced or can_be_stored(site.held)):
+            store = None
         macs = kind.macs(module, after, factors, shapes) // seen.examples if replaced else 0
         return LayerPlan(
             name=site.name,
@@ -278,6 +282,7 @@ class _Planning:
             factors=factors if replaced else {},
             shares=shares,
             init=request.init,
+            store=store,
             params=(
                 sum(p.numel() for p in site.held.parameters()),
                 kind.params(module, after, factors if replaced else None),

@@ -10,19 +10,20 @@ from torch import nn
 from bp_convert.graph.observe import Observation
 from bp_convert.graph.walk import Site, select, structural_reasons
 from bp_convert.kinds import Ask
-from bp_convert.values.settings import LayerRule, Settings
+from bp_convert.values.settings import LayerRule, Settings, Store
 
 
 @dataclass(frozen=True)
 class LayerRequest:
     """What the settings ask of one site; ``floor`` is the share of its parameters that it keeps at
-    least."""
+    least, ``store`` how its weights are stored, where that is not to be chosen."""
 
     ask: Ask
     init: str
     insists: bool
     refusal: str | None
     floor: float = 0.0
+    store: Store | None = None
 
 
 def requests_of(settings: Settings, sites: Sequence[Site]) -> dict[str, LayerRequest]:
@@ -48,8 +49,10 @@ def requests_of(settings: Settings, sites: Sequence[Site]) -> dict[str, LayerReq
             pairs=settings.pairs if rule.pairs is None else rule.pairs,
             rank=settings.rank if rule.rank is None else rule.rank,
         )
+        # What is to be left alone keeps its bits as well.
+        store = rule.store or (None if refusal is not None else settings.store)
         requests[site.name] = LayerRequest(
-            ask, rule.init or settings.init, rule.insists, refusal, rule.floor or 0.0
+            ask, rule.init or settings.init, rule.insists, refusal, rule.floor or 0.0, store
         )
     return requests
 

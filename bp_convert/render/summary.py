@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import isfinite
 
 from bp_convert.render import words
-from bp_convert.render.numbers import change, layers, percent, short
+from bp_convert.render.numbers import change, layers, percent, short, size
 from bp_convert.values.plan import LayerPlan, largest
 from bp_convert.values.report import Report, Score
 
@@ -26,7 +26,7 @@ NOTHING = "that is no measure of its quality; score it on real data with --evalu
 def verdict(report: Report) -> str:
     """Return one paragraph that a user can act on."""
     done = report.plan.converted
-    if not done:
+    if not done and not report.plan.stored:
         return _nothing(report)
     parts = [_saved(report), _quality(report, done), _speed(report)]
     if report.training is not None:
@@ -67,6 +67,8 @@ def _nothing(report: Report) -> str:
 
 def _saved(report: Report) -> str:
     params, macs = report.plan.params, report.plan.macs
+    if report.plan.stored:
+        return _saved_bytes(report)
     text = f"({short(params.before)} to {short(params.after)})"
     if params.after < params.before:
         text = f"Saved {percent(1 - params.ratio)} of the parameters {text}"
@@ -74,6 +76,21 @@ def _saved(report: Report) -> str:
         text = f"Grew by {percent(params.ratio - 1)} of the parameters {text}"
     else:
         text = f"The same number of parameters ({short(params.after)})"
+    if macs is not None:
+        text += f"; multiply-adds {change(macs)}"
+    return text + "."
+
+
+def _saved_bytes(report: Report) -> str:
+    """Say what became of the bytes, and of the parameters, where they do not go together."""
+    params, held, macs = report.plan.params, report.plan.bytes, report.plan.macs
+    text = f"Saved {percent(1 - held.ratio)} of the bytes ({size(held.before)} to "
+    text += f"{size(held.after)})"
+    if params.after < params.before:
+        text += f" and {percent(1 - params.ratio)} of the parameters"
+    elif not report.plan.converted:
+        stores = sorted({str(layer.store) for layer in report.plan.stored})
+        text += f", all layers dense, in {', '.join(stores)}"
     if macs is not None:
         text += f"; multiply-adds {change(macs)}"
     return text + "."

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 WIDTH = 80
 _TENSORS, _SHAPES = 40, 18  # columns at most
 _PAIRS = 14  # columns at most
+_BITS = 5  # columns and a gap
 _FIXED = 8 + 6 + 6 + 5 + 8  # action, params, after, error, gaps
 # Without lines and heads.
 _grid = partial(Table, box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
@@ -39,6 +40,7 @@ def rendered(report: Report, *, every: bool = False) -> RenderableType:
     parts += _kept(report)
     parts += _others(report, every=every)
     parts.append(_totals(report))
+    parts += _lines("bits", words.bits(report))
     parts += _lines("fit", words.fitting(report))
     parts += _lines("quality", [words.score(one) for one in report.scores])
     parts += _lines("trained", words.trained_lines(report.training))
@@ -74,7 +76,8 @@ def _table(rows: list[Folded], width: int) -> Table:
     pairs = min(_PAIRS, max(6, *(len(words.pairs_of(row.layer)) for row in rows)))
     ranks = max(len(short(row.layer.rank or 0)) for row in rows)
     kinds = max(4, *(len(row.layer.kind) for row in rows))
-    names = max(WIDTH, width) - _FIXED - pairs - ranks - kinds
+    stored = any(row.layer.store for row in rows)
+    names = max(WIDTH, width) - _FIXED - pairs - ranks - kinds - (_BITS if stored else 0)
     table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False, pad_edge=False)
     table.add_column("layer", max_width=names)
     table.add_column("kind", no_wrap=True)
@@ -83,6 +86,8 @@ def _table(rows: list[Folded], width: int) -> Table:
     table.add_column("R", justify="right", no_wrap=True)
     table.add_column("params", justify="right", no_wrap=True)
     table.add_column("after", justify="right", no_wrap=True)
+    if stored:
+        table.add_column("bits", no_wrap=True)
     table.add_column("error", justify="right", no_wrap=True)
     for row in rows:
         layer = row.layer
@@ -95,6 +100,7 @@ def _table(rows: list[Folded], width: int) -> Table:
             Text("" if layer.rank is None else short(layer.rank)),
             Text(short(row.params[0])),
             Text(short(row.params[1])),
+            *([Text(layer.store or "")] if stored else []),
             Text(_error(row.errors)),
         )
     return table

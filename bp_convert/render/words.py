@@ -51,9 +51,27 @@ def kept(report: Report) -> list[tuple[int, str, str]]:
     found: dict[str, list[str]] = {}
     for layer in report.layers:
         if layer.action != "replaced":
-            found.setdefault(_plain(layer.reason), []).append(layer.name)
+            stored = f"; stored in {layer.store}" if layer.store else ""
+            found.setdefault(_plain(layer.reason) + stored, []).append(layer.name)
     groups = sorted(found.items(), key=lambda one: -len(one[1]))
     return [(len(names), reason, names[0]) for reason, names in groups]
+
+
+def bits(report: Report) -> list[str]:
+    """Say how layers are stored, where some are in few bits, and in how many bits a number is."""
+    plan = report.plan
+    if not plan.stored:
+        return []
+    found = Counter(
+        ("factored" if layer.action == "replaced" else "dense", layer.store or "as before")
+        for layer in plan.layers
+    )
+    parts = [f"{layers(count)} {how} in {store}" for (how, store), count in found.most_common()]
+    each = 8 * plan.bytes.after / max(1, plan.params.after)
+    return [
+        ", ".join(parts).replace(" in as before", " as before"),
+        f"{each:.1f} bits a parameter on average, scales and what stays included",
+    ]
 
 
 def others(report: Report, *, every: bool = False) -> list[str]:

@@ -23,6 +23,7 @@ from bp_convert.large.skeleton import skeleton_of
 from bp_convert.planner import Planned
 from bp_convert.proof import result_at
 from bp_convert.reporting import report_of, trained
+from bp_convert.run.few_bits import in_folder, rounded_again
 from bp_convert.run.learning import learn, split_of, training_of
 from bp_convert.run.making import build, planned
 from bp_convert.run.opening import SourceModel, opened
@@ -100,7 +101,10 @@ def run(
     """
     outputs = outputs or Outputs()
     if given is None and by_layer(job, outputs.model, dry=dry):
-        return stream(job, outputs, dry=dry, progress=progress)
+        return stream(
+            in_folder(job, outputs.model, layerwise=True), outputs, dry=dry, progress=progress
+        )
+    job = in_folder(job, outputs.model)
     goal = None if dry else outputs.model
     # The full model has no plan: as .safetensors it is weights alone, which need no proof.
     bare = job.counterpart == "full" and goal is not None and goal.suffix == ".safetensors"
@@ -148,6 +152,7 @@ def run(
         goes_on = _changes(plan) or outputs.unconverted
         if training is not None and goes_on:
             model, done = learn(model, source, job, training, split, outputs, progress)
+            rounded_again(model, source.model, plan, examples)
             score = None if scorer is None else scorer.score(evaluating(model))
             if report is not None:
                 report = trained(report, done, [score] if score is not None else [])
@@ -229,7 +234,7 @@ def stream(job: Job, outputs: Outputs, *, dry: bool, progress: Progress) -> Resu
 
 def _changes(plan: Plan | None) -> bool:
     """Tell whether a plan gives anything but a copy; the full model has none."""
-    return plan is not None and bool(plan.converted or plan.resizes)
+    return plan is not None and plan.changes
 
 
 def _noted(report: Report, before: Sequence[str], *after: Sequence[str]) -> Report:

@@ -18,7 +18,7 @@ from bp_convert.graph.clone import clone
 from bp_convert.graph.example import device_of
 from bp_convert.graph.running import evaluating
 from bp_convert.randomness import Aside
-from bp_convert.storage import is_marked, plan_of
+from bp_convert.storage import is_marked, plan_of, store
 from bp_convert.surgery import fingerprint
 from bp_convert.torch_private import forget_compiled
 from bp_convert.training.average import Average
@@ -38,6 +38,10 @@ from bp_convert.values.settings import Settings
 from bp_convert.values.tensors import TensorSpec
 from bp_convert.values.training import Trained, Training
 
+WHOLE = (
+    "stored in few bits before, trained and saved as floating-point numbers: "
+    "bp_convert.store(model, 'int8') rounds the result again"
+)
 # What may differ between a run and the one that goes on with it
 FREE = {"workers", "checkpoint_every", "checkpoint_minutes", "compile"}
 
@@ -184,13 +188,20 @@ class Trainer:
         if not self.engine.is_main_process:
             self.progress = unheard
 
+    def _whole(self) -> nn.Module:
+        """Return a copy of the model whose weights may take any value."""
+        if not is_marked(self.source) or not plan_of(self.source).stored:
+            return clone(self.source)
+        self.notes.append(WHOLE)
+        return store(self.source, "fp32")
+
     def train(self, split: Split, metric: str | None) -> tuple[nn.Module, Trained]:
         settings, engine = self.settings, self.engine
         learnt, held, words = feeds(
             split, settings, engine.place, pinned=engine.device.type == "cuda"
         )
         self.notes += split.notes
-        model = clone(self.source)
+        model = self._whole()
         teacher = None
         if self.taught_by is not None:  # its forward may write on its own weights
             teacher = evaluating(clone(self.taught_by, apart=True).to(engine.device))

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from bp_convert.values.base import Shown, Value
 from bp_convert.values.factors import FactorSpec
-from bp_convert.values.settings import Init, Settings
+from bp_convert.values.settings import Init, Settings, Store
 from bp_convert.values.tensors import TensorSpec
 
 NAMED = 0.01  # share of the parameters from which on a class of modules is worth a mention
@@ -33,6 +33,7 @@ class LayerPlan(Value):
         shares: its factors that are another layer's, and whose: ``{"w2": "encoder.query"}``. They
             count once, are saved once, and are trained as one.
         init: where the new weights start from.
+        store: how its weights are stored, kept or factored; None as the model has them.
         params: parameters before and after.
         shared: how many of them a layer before this one counts as well, before and after: tied
             weights, or a layer inside another.
@@ -54,6 +55,7 @@ class LayerPlan(Value):
     factors: dict[str, FactorSpec] = Field(default_factory=dict)
     shares: dict[str, str] = Field(default_factory=dict)
     init: Init = "warm"
+    store: Store | None = None
     params: tuple[int, int]
     shared: tuple[int, int] = (0, 0)
     macs: tuple[int, int] = (0, 0)
@@ -198,7 +200,7 @@ class Plan(Shown):
         attrs: followers' attributes that change.
         params: unique parameters of the whole model.
         macs: multiply-adds of one example through the whole model; None where not countable.
-        bytes: size of all unique parameters and buffers.
+        bytes: size of all unique parameters and buffers, as they are stored.
         error: estimated relative error of the output; None where no target asked for it.
         calibration: the data that the choice was made on; empty for the weights alone.
         notes: what concerns the whole model.
@@ -247,3 +249,13 @@ class Plan(Shown):
     def converted(self) -> tuple[LayerPlan, ...]:
         """Layers that are replaced by a bilinear twin."""
         return tuple(one for one in self.layers if one.action == "replaced")
+
+    @property
+    def stored(self) -> tuple[LayerPlan, ...]:
+        """Layers whose weights are stored in other bits than the model has them."""
+        return tuple(one for one in self.layers if one.store is not None)
+
+    @property
+    def changes(self) -> bool:
+        """Whether it gives anything but a copy."""
+        return bool(self.converted or self.resizes or self.stored)

@@ -17,6 +17,8 @@ Init = Literal["warm", "random"]
 # Which candidates a budget is spent on, and whether they are fitted to data; auto takes kron, and
 # fits it to data where there is some.
 Method = Literal["auto", "svd", "svd-data", "kron", "kron-data"]
+# How weights lie in the file: whole numbers with scales, in 8, 4 or 3 bits, or a floating type.
+Store = Literal["int8", "int4", "int3", "bf16", "fp16", "fp32"]
 # An int is a number of Kronecker terms, a float in (0, 1) a share of the layer's parameters.
 Rank = Annotated[int, Field(ge=1, strict=True)] | Annotated[float, Field(gt=0, lt=1)]
 
@@ -43,6 +45,7 @@ class LayerRule(Value):
         rank: number of terms, or a share of the layer's parameters.
         init: where the factors start from.
         floor: share of the layer's parameters that a target may not go below.
+        store: how their weights are stored, also where they are kept.
     """
 
     match: str
@@ -51,6 +54,7 @@ class LayerRule(Value):
     rank: Rank | None = None
     init: Init | None = None
     floor: Annotated[float, Field(gt=0, le=1)] | None = None
+    store: Store | None = None
 
     @property
     def insists(self) -> bool:
@@ -71,6 +75,10 @@ class Settings(Value):
             layer for the least error within them, and ``rank`` is not read.
         method: what a target is met with: low-rank terms alone (``svd``) or all Kronecker sums
             (``kron``), fitted to the weights or, with ``-data``, to what the layers see.
+        store: how weights are stored, of factors and of layers that stay dense: ``int8`` with a
+            scale for each row, ``int4`` and ``int3`` with one for 32 numbers, ``bf16``, ``fp16``,
+            or ``fp32``, as they are. None stores them as they are too, but for a target of
+            ``size``: its bytes are then spent on the best bits of each layer as well.
         init: ``warm`` starts from the trained weights, ``random`` from noise.
         include: patterns of layers to convert; empty means all.
         exclude: patterns of layers to leave alone.
@@ -92,6 +100,7 @@ class Settings(Value):
     pairs: Policy = "fast"
     target: tuple[Target, ...] = ()
     method: Method = "auto"
+    store: Store | None = None
     init: Init = "warm"
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -109,6 +118,11 @@ class Settings(Value):
     def fits_data(self) -> bool:
         """Whether factors follow the data where there is some."""
         return self.method not in ("svd", "kron")
+
+    @property
+    def chooses_bits(self) -> bool:
+        """Whether a target chooses how each layer is stored."""
+        return self.store is None and any(one.quantity == "size" for one in self.target)
 
     @model_validator(mode="after")
     def _alpha_widens(self) -> Settings:
@@ -134,6 +148,7 @@ class SettingsKeywords(TypedDict, total=False):
     pairs: Policy
     target: str | Target | Sequence[str | Target]
     method: Method
+    store: Store | None
     init: Init
     include: str | Sequence[str]
     exclude: str | Sequence[str]

@@ -211,7 +211,7 @@ def test_damaged_and_foreign_files(tmp_path: Path) -> None:
     save(tmp_path / "out.pt", plain())
     content = torch.load(tmp_path / "out.pt", weights_only=False)
     for key, value, words in (
-        ("format", 3, "a newer one"),
+        ("format", 4, "a newer one"),
         ("settings", None, "other contents"),
         ("plan", 3, "other contents"),
         ("arch", 3, "an arch that is a int"),
