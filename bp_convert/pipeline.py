@@ -28,6 +28,7 @@ from bp_convert.graph.reshape import CASTS, cast
 from bp_convert.planner import Planned, maps_for, prepare
 from bp_convert.pruning import prune as pruned
 from bp_convert.ready import check_ready
+from bp_convert.reconstruction import foretold, reconstruct
 from bp_convert.reporting import report_of
 from bp_convert.storage import mark
 from bp_convert.surgery import Converted, apply_plan, carried_out
@@ -113,7 +114,8 @@ def prepared(
     model, notes = _merged(model, given)
     examples = None if calibrate is None else examples_for(model, calibrate, given)
     with told(progress) as tell:
-        return prepare(model, given, examples=examples, given=sample, progress=tell, notes=notes)
+        ready = prepare(model, given, examples=examples, given=sample, progress=tell, notes=notes)
+    return _foretold(model, ready, examples)
 
 
 def apply(
@@ -208,6 +210,7 @@ def convert(
             ready = prepare(
                 model, given, examples=examples, given=sample, progress=tell, notes=notes
             )
+            ready = _foretold(model, ready, examples)
             plan = ready.plan
         elif ready is None:
             plan = recount(model, plan)
@@ -391,11 +394,23 @@ def _apply(
         errors, missed = fit_to_data(model, done.model, plan, data.batches, progress)
         done.errors.update(errors)
         done.missed.update(missed)
+        done.reconstruction = reconstruct(
+            model, done.model, plan, data.batches, digest=data.digest, progress=progress
+        )
     rounded = round_stored(model, done.model, plan, () if data is None else data.batches, progress)
     for name, error in rounded.items():
         done.errors[name] = hypot(done.errors.get(name, 0.0), error)
     mark(done.model, plan.model_dump_json(by_alias=True))
     return done
+
+
+def _foretold(model: nn.Module, ready: Planned, examples: Examples | None) -> Planned:
+    """Return a plan that says which blocks will be tuned."""
+    if examples is None or not ready.plan.settings.fits_data:
+        return ready
+    words = foretold(model, ready.plan, examples.count)
+    plan = ready.plan.model_copy(update={"notes": (*ready.plan.notes, *words)})
+    return replace(ready, plan=plan)
 
 
 def _dtype(name: str | None) -> torch.dtype | None:

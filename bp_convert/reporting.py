@@ -48,6 +48,7 @@ def report_of(
         fit_errors=done.errors if done else {},
         source=source,
         calibration=fitted_to or (plan.calibration if done is None else ""),
+        reconstruction=None if done is None else done.reconstruction,
         notes=(UNFITTED.format(plan.calibration),) if unfitted else (),
         versions=versions(),
         machine=machine(),

@@ -168,6 +168,8 @@ def sweep(
                 tell(f"{target} by {method}", number, len(parsed))
                 asked = {"target": (*settings.target, target), "method": method}
                 given: dict[str, Any] = {**settings.model_dump(by_alias=True), **asked}
+                # A comparison of many is to be quick, unless it is asked to be good.
+                given["reconstruct"] = settings.reconstruct or "off"
                 job = Job(
                     name="point",
                     model=source.words or "model",

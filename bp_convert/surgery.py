@@ -23,6 +23,7 @@ from bp_convert.groups.members import BOTH
 from bp_convert.kinds import Spread
 from bp_convert.values.plan import LayerPlan, Plan, Resize
 from bp_convert.values.progress import Progress
+from bp_convert.values.reconstruction import Reconstructed
 from bp_convert.widths.channel_map import ChannelMaps
 from bp_convert.widths.followers import Follow, in_place
 
@@ -40,6 +41,7 @@ class Converted:
         new: names of the parameters that conversion made or re-dimensioned.
         random: layers that start from noise, with the reason.
         missed: layers that were to be fitted to data and are not, with the reason.
+        reconstruction: what tuning its blocks did; None where that was not asked for.
     """
 
     model: nn.Module
@@ -47,6 +49,7 @@ class Converted:
     new: tuple[str, ...] = ()
     random: dict[str, str] = field(default_factory=dict)
     missed: dict[str, str] = field(default_factory=dict)
+    reconstruction: Reconstructed | None = None
 
 
 def fingerprint(model: nn.Module, *, by_script: bool = False) -> str:

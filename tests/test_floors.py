@@ -43,6 +43,7 @@ FLOORS = (
     "planner",
     "pruning",
     "fitting",
+    "reconstruction",
     "costs",
     "evaluation",
     "verify",

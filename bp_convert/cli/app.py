@@ -58,6 +58,8 @@ def convert(
     calibrate: o.Calibrate = None,
     examples: o.Count = None,
     tokenizer: o.Tokenizer = None,
+    reconstruct: o.Reconstructs = None,
+    reconstruct_epochs: o.Epochs = None,
     method: o.Method = None,
     store: o.Store = None,
     evaluate: o.Evaluate = None,
@@ -103,6 +105,7 @@ def convert(
         "convert_head": convert_head, "convert_anyway": convert_anyway,
         "keep_parametrized": keep_parametrized,
         "merge_adapters": merge_adapters, "seed": seed,
+        "reconstruct": o.reconstruct_of(ctx, reconstruct, reconstruct_epochs),
     }  # fmt: skip
     o.check_plan(ctx, plan, **asks, input=input, settings=settings)
     o.check_data(
@@ -112,6 +115,7 @@ def convert(
         tokenizer=tokenizer,
         evaluate=evaluate,
         metric=metric,
+        tuned=reconstruct is True or reconstruct_epochs is not None,
     )
     o.check_target(ctx, target, rank, pairs)
     if dry_run:

@@ -153,6 +153,24 @@ Tokenizer = Annotated[
         "Of a transformers tokenizer, for text. Default: the model's own folder.",
     ),
 ]
+Reconstructs = Annotated[
+    bool | None,
+    option(
+        GOAL,
+        "--reconstruct/--no-reconstruct",
+        "Tune block after block to the source's outputs on the calibration data; some of it is "
+        "held out, and nothing is kept that is worse there. Default: where it takes minutes.",
+    ),
+]
+Epochs = Annotated[
+    int | None,
+    option(
+        GOAL,
+        "--reconstruct-epochs N",
+        "Passes over the calibration data for each block. Default: up to 20, by its size.",
+        min=1,
+    ),
+]
 Method = Annotated[
     values.Method | None,
     option(
@@ -332,16 +350,34 @@ def check_data(
     tokenizer: Path | None,
     evaluate: str | None = None,
     metric: str | None = None,
+    tuned: bool = False,
 ) -> None:
     """Refuse options about data where there is none."""
     if calibrate is None:
-        alone = {"examples": examples, "tokenizer": None if evaluate else tokenizer}
+        alone = {
+            "examples": examples,
+            "tokenizer": None if evaluate else tokenizer,
+            "reconstruct": tuned or None,
+        }
         for name in (name for name, value in alone.items() if value is not None):
             raise typer.BadParameter(
                 f"--{name} is about data, and there is none. Add --calibrate", ctx=ctx
             )
     if metric is not None and evaluate is None:
         raise typer.BadParameter("--metric needs data to score on. Add --evaluate", ctx=ctx)
+
+
+def reconstruct_of(ctx: typer.Context, wanted: bool | None, epochs: int | None) -> Any:
+    """Return the setting that ``--reconstruct`` and ``--reconstruct-epochs`` stand for; None where
+    neither was given."""
+    if epochs is None:
+        return None if wanted is None else "on" if wanted else "off"
+    if wanted is False:
+        raise typer.BadParameter(
+            "--no-reconstruct tunes nothing, for no number of epochs. Leave one of the two out",
+            ctx=ctx,
+        )
+    return {"epochs": epochs}
 
 
 def check_plan(ctx: typer.Context, plan: Path | None, **asks: object) -> None:

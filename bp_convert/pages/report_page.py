@@ -109,6 +109,7 @@ def _sections(report: Report) -> list[Section]:
         ("Without a kind, left as they are", words.others(report), others),
         ("Bits", words.bits(report), ()),
         ("Fit", words.fitting(report), ()),
+        ("Blocks", words.blocks(report.reconstruction), ()),
         ("Quality", [words.score(one) for one in report.scores], ()),
         ("Training", words.trained_lines(report.training), ()),
         ("Speed", [words.latency(one) for one in report.latency], ()),

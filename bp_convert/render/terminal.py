@@ -42,6 +42,7 @@ def rendered(report: Report, *, every: bool = False) -> RenderableType:
     parts.append(_totals(report))
     parts += _lines("bits", words.bits(report))
     parts += _lines("fit", words.fitting(report))
+    parts += _lines("blocks", words.blocks(report.reconstruction))
     parts += _lines("quality", [words.score(one) for one in report.scores])
     parts += _lines("trained", words.trained_lines(report.training))
     parts += _lines("speed", [words.latency(one) for one in report.latency])

@@ -8,6 +8,7 @@ from math import isfinite
 from bp_convert.render.numbers import change, layers, percent, short, size
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.plan import LayerPlan, Totals, grouped
+from bp_convert.values.reconstruction import BlockResult, Reconstructed
 from bp_convert.values.report import Latency, Report, Score, Verification
 from bp_convert.values.training import Trained
 
@@ -201,6 +202,35 @@ def fitting(report: Report) -> list[str]:
     if report.calibration:
         lines.append(f"fitted to {report.calibration}")
     return lines
+
+
+def blocks(found: Reconstructed | None) -> list[str]:
+    """Say what tuning blocks to the source's outputs did, as a whole and block by block."""
+    if found is None:
+        return []
+    if not found.blocks:
+        return [f"not tuned: {found.reason}"]
+    lines = []
+    if found.before is not None and found.after is not None:
+        error = f"error of the outputs {found.before:.3g} before, {found.after:.3g} after"
+        lines.append(f"{error}, on {found.held:,} calibration examples that were held out")
+    kept = sum(one.kept for one in found.blocks)
+    resumed = f", {found.resumed} of them in an earlier run" if found.resumed else ""
+    lines.append(
+        f"{kept} of {len(found.blocks)} tuned to the source's outputs on {found.learnt:,} "
+        f"examples, {found.seconds:,.1f} s{resumed}"
+    )
+    lines += [found.reason] if found.reason else []
+    return lines + [f"  {_block(one)}" for one in found.blocks]
+
+
+def _block(one: BlockResult) -> str:
+    if one.before is None or one.after is None:
+        return f"{one.name}: left as it was: {one.reason}"
+    if not one.kept:
+        return f"{one.name}: {one.before:.3g}, left as it was: {one.reason}"
+    took = f"{one.epochs} epochs at {one.lr:g}, {one.seconds:,.1f} s"
+    return f"{one.name}: {one.before:.3g} to {one.after:.3g} ({took})"
 
 
 def trained_lines(trained: Trained | None) -> list[str]:

@@ -7,9 +7,9 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, PlainSerializer, model_validator
 
 from bp_convert.errors import PlanError
 
@@ -17,6 +17,14 @@ W = TypeVar("W", bound="Worded")
 # How values are drawn, as ``bp_convert.pages`` says here: as lines for a terminal (``text``), and
 # as a piece of a page with all text escaped (``html``).
 LOOKS: dict[str, Callable[[Any], str]] = {}
+
+
+def _in_json(number: float) -> float | str:
+    return number if isfinite(number) else str(number)
+
+
+# JSON has no infinity; as the text "inf" it comes back as the same number.
+Number = Annotated[float, PlainSerializer(_in_json, return_type=float | str, when_used="json")]
 
 
 def _described(schema: dict[str, Any], cls: type[BaseModel]) -> None:

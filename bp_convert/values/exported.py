@@ -6,8 +6,8 @@ from typing import Literal, get_args
 
 from pydantic import Field
 
-from bp_convert.values.base import Shown, Value
-from bp_convert.values.report import Latency, Number
+from bp_convert.values.base import Number, Shown, Value
+from bp_convert.values.report import Latency
 
 Goal = Literal["onnx", "openvino", "executorch", "torch-export"]
 GOALS: tuple[Goal, ...] = get_args(Goal)

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from math import isfinite
-from typing import Annotated
+from pydantic import Field
 
-from pydantic import Field, PlainSerializer
-
-from bp_convert.values.base import Shown, Value
+from bp_convert.values.base import Number, Shown, Value
 from bp_convert.values.plan import LayerPlan, Plan
+from bp_convert.values.reconstruction import Reconstructed
 from bp_convert.values.training import Trained
-
-
-def _in_json(number: float) -> float | str:
-    return number if isfinite(number) else str(number)
-
-
-# JSON has no infinity; as the text "inf" it comes back as the same number.
-Number = Annotated[float, PlainSerializer(_in_json, return_type=float | str, when_used="json")]
 
 
 class Score(Value):
@@ -107,6 +97,8 @@ class Report(Shown):
         source: words on where the model came from.
         calibration: the data that factors were fitted to; empty for the weights alone.
         notes: what concerns the whole run; the plan has notes of its own.
+        reconstruction: what the tuning of blocks to the source's outputs did; None where it was not
+            asked for or nothing was fitted to data.
         scores: quality before and after, on data that no factor was fitted to.
         training: what training after the conversion did.
         verification: what running the result showed; None where it was not run.
@@ -122,6 +114,7 @@ class Report(Shown):
     source: str = ""
     calibration: str = ""
     notes: tuple[str, ...] = ()
+    reconstruction: Reconstructed | None = None
     scores: tuple[Score, ...] = ()
     training: Trained | None = None
     verification: Verification | None = None

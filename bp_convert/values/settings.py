@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from bp_convert.values.base import Value, one_or_many
 from bp_convert.values.factors import Pair
+from bp_convert.values.reconstruction import Reconstruct
 from bp_convert.values.target import Target
 from bp_convert.values.tensors import TensorSpec
 
@@ -91,6 +92,9 @@ class Settings(Value):
             have in eval mode is factored and the computation dropped.
         merge_adapters: merge LoRA adapters into their layers first; by default the base layers are
             converted and the adapters kept beside them.
+        reconstruct: tune blocks to the source's outputs on the calibration data: ``off``, or how;
+            None does so where enough examples are held out to judge it and it takes some minutes
+            at most.
         inputs: example inputs; empty lets them be inferred.
         seed: of every random start.
     """
@@ -109,10 +113,19 @@ class Settings(Value):
     convert_anyway: bool = False
     keep_parametrized: bool = False
     merge_adapters: bool = False
+    reconstruct: Reconstruct | Literal["off"] | None = None
     inputs: tuple[TensorSpec, ...] = ()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
     _lists = field_validator("target", "inputs", "include", "exclude", mode="before")(one_or_many)
+
+    @field_validator("reconstruct", mode="before")
+    @classmethod
+    def _as_a_switch(cls, value: Any) -> Any:
+        """Read on and off, which YAML takes for true and false."""
+        if value is True or value == "on":
+            return Reconstruct()
+        return "off" if value is False else value
 
     @property
     def fits_data(self) -> bool:
@@ -157,4 +170,5 @@ class SettingsKeywords(TypedDict, total=False):
     convert_anyway: bool
     keep_parametrized: bool
     merge_adapters: bool
+    reconstruct: Reconstruct | Mapping[str, Any] | Literal["off", "on"] | bool | None
     seed: int

@@ -1,0 +1,8 @@
+"""Blocks tuned to what they put out in the source, without labels, judged on held-out examples."""
+
+from __future__ import annotations
+
+from bp_convert.reconstruction.blockwise import reconstruct
+from bp_convert.reconstruction.foretelling import foretold
+
+__all__ = ["foretold", "reconstruct"]

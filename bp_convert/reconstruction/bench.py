@@ -1,0 +1,240 @@
+"""One segment of a converted model set up to run again and again beside what it should give."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bp_convert.calibration.tap import Batch, Batches, token_mask
+from bp_convert.graph.example import adapt, device_of
+from bp_convert.graph.running import quiet_forward, same_draws
+from bp_convert.graph.tree import map_tensors, tensors_in
+from bp_convert.reconstruction.call_order import Segment
+from bp_convert.reconstruction.gap import chosen, relative, squares
+from bp_convert.reconstruction.shelf import Shelf
+
+ALIKE = 1e-4  # relative difference of two runs in float32 that are the same
+
+
+class Untunable(Exception):  # noqa: N818 - a reason, which a report gives
+    """Why a segment cannot be tuned."""
+
+
+class _Arrived(Exception):  # noqa: N818 - a signal, not an error
+    """What was waited for has come."""
+
+
+class Bench:
+    """Runs a segment of ``after`` on batches, and holds what the source gives there.
+
+    A block that gives alone what it gives in its model runs alone, on inputs that are caught once.
+    Anything else runs with all that is before it, which takes longer.
+
+    Args:
+        before: the source.
+        after: its conversion, which is to be tuned in place.
+        parameters: those that are.
+
+    Raises:
+        Untunable: says why.
+    """
+
+    def __init__(
+        self,
+        before: nn.Module,
+        after: nn.Module,
+        segment: Segment,
+        parameters: Sequence[nn.Parameter],
+        batches: Batches,
+    ) -> None:
+        self.after, self.segment, self.batches = after, segment, batches
+        self.device = device_of(after)
+        self.masks = [token_mask(batch) for batch in batches]
+        self.cases: Shelf | None = None
+        self.places: list[int] | None = None
+        self._ask(parameters)
+        self._settle(before)
+
+    def _ask(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Let gradients go to these parameters alone."""
+        wanted = {id(one) for one in parameters}
+        for one in self.after.parameters():
+            one.requires_grad_(id(one) in wanted)
+
+    def _settle(self, before: nn.Module) -> None:
+        """Find out what depends on the parameters, how it is run, and what it should be."""
+        with torch.enable_grad():
+            found = self._through(0)
+            self.places = [at for at, one in enumerate(found) if one.requires_grad]
+        if not self.places:
+            raise Untunable("no output of it follows its weights")
+        inside = self._at(found)
+        again = self._at(self._through(0))
+        if not _alike(again, inside):
+            raise Untunable("it gives something else each time that it runs")
+        if self.segment.block:
+            self._catch_inputs()
+            if not self._replays(inside):
+                assert self.cases is not None
+                self.cases.close()
+                self.cases = None
+        self.wanted = Shelf(len(self.batches))
+        for number, batch in enumerate(self.batches):
+            with torch.no_grad():
+                one = self._at(_run(before, batch, number, self._waiting(before)))
+            if number == 0 and [x.shape for x in one] != [x.shape for x in inside]:
+                raise Untunable("its outputs have other shapes than the source's")
+            if not all(bool(torch.isfinite(x).all()) for x in one):
+                raise Untunable("the source's outputs are not finite there")
+            self.wanted.put(one)
+
+    @property
+    def alone(self) -> bool:
+        """Whether it runs without what is before it."""
+        return self.cases is not None
+
+    def outputs(self, number: int) -> list[Tensor]:
+        """Run it on a batch; return the outputs that count, with their graph where one is
+        recorded."""
+        found = self._through(number) if self.cases is None else self._replay(number)
+        return chosen(self._at(found), self.masks[number])
+
+    def squares(self, number: int) -> tuple[Tensor, Tensor]:
+        """Return its squared error on a batch, and the squared norm of what was wanted."""
+        found = self.outputs(number)
+        due = [one.to(self.device) for one in self.wanted[number]]
+        return squares(found, chosen(due, self.masks[number]))
+
+    @torch.no_grad()
+    def error(self, numbers: Sequence[int]) -> float:
+        """Return its relative error over batches."""
+        parts = [self.squares(number) for number in numbers]
+        gaps, sizes = (torch.stack(ones).double().sum(0) for ones in zip(*parts, strict=True))
+        return float(relative(gaps, sizes).sqrt())
+
+    def close(self) -> None:
+        """Give up what was caught."""
+        for shelf in (self.cases, getattr(self, "wanted", None)):
+            if shelf is not None:
+                shelf.close()
+
+    def _at(self, found: Sequence[Tensor]) -> list[Tensor]:
+        assert self.places is not None
+        try:
+            return [found[at] for at in self.places]
+        except IndexError:
+            raise Untunable("it puts out another number of tensors each time") from None
+
+    def _through(self, number: int) -> list[Tensor]:
+        return _run(self.after, self.batches[number], number, self._waiting(self.after))
+
+    def _waiting(self, model: nn.Module) -> Waiting | None:
+        segment = self.segment
+        name = segment.modules[0] if segment.block else segment.behind
+        if name is None:
+            return None
+        return Waiting(model.get_submodule(name), inputs=not segment.block)
+
+    @property
+    def _block(self) -> nn.Module:
+        return self.after.get_submodule(self.segment.modules[0])
+
+    def _catch_inputs(self) -> None:
+        self.cases = Shelf(len(self.batches))
+        for number, batch in enumerate(self.batches):
+            waiting = Waiting(self._block, inputs=True, copied=True)
+            with torch.no_grad():
+                _run(self.after, batch, number, waiting)
+            self.cases.put(waiting.given)
+
+    def _replays(self, inside: Sequence[Tensor]) -> bool:
+        """Return whether the block gives alone what it gives in its model, also a second time."""
+        with torch.no_grad():
+            try:
+                return all(_alike(self._at(self._replay(0)), inside) for _ in range(2))
+            except Exception:  # whatever goes wrong in a block alone: it runs in its model
+                return False
+
+    def _replay(self, number: int) -> list[Tensor]:
+        assert self.cases is not None
+        args, kwargs = map_tensors(self._there, self.cases[number])
+        with quiet_forward():
+            return tensors_in(self._block(*args, **kwargs))
+
+    def _there(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, copy=True)
+
+
+class Waiting:
+    """Ends a pass at a module: keeps the tensors that it is given, or those that it puts out.
+
+    Args:
+        copied: keep all that it is given, as it is at that time.
+    """
+
+    def __init__(self, module: nn.Module, *, inputs: bool, copied: bool = False) -> None:
+        self.module, self.inputs, self.copied = module, inputs, copied
+        self.given: Any = None
+        self.tensors: list[Tensor] | None = None
+
+    def __enter__(self) -> Waiting:
+        if self.inputs:
+            self.handle: Any = self.module.register_forward_pre_hook(self._given, with_kwargs=True)
+        else:
+            self.handle = self.module.register_forward_hook(self._made)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.handle.remove()
+
+    def _given(self, _: nn.Module, args: Any, kwargs: Any) -> None:
+        if self.copied:
+            self.given = map_tensors(lambda one: one.detach().clone(), (args, kwargs))
+        self.tensors = tensors_in((args, kwargs))
+        raise _Arrived
+
+    def _made(self, _: nn.Module, __: Any, output: Any) -> None:
+        self.tensors = tensors_in(output)
+        raise _Arrived
+
+
+def _run(model: nn.Module, batch: Batch, number: int, waiting: Waiting | None) -> list[Tensor]:
+    """Run a model on a batch up to what is waited for; return the floating-point tensors there.
+
+    Raises:
+        Untunable: it does not come there.
+    """
+    args, kwargs = adapt(model, *without_cache(model, batch))
+    scope: Callable[[], AbstractContextManager[Any]] = quiet_forward
+    with same_draws(number, model), scope():
+        if waiting is None:
+            return tensors_in(model(*args, **kwargs))
+        try:
+            with waiting:
+                model(*args, **kwargs)
+        except _Arrived:
+            assert waiting.tensors is not None
+            return waiting.tensors
+    raise Untunable("not every batch reaches it")
+
+
+def without_cache(model: nn.Module, batch: Batch) -> Batch:
+    """Return a batch that asks a model not to keep keys and values for a next call, where it can
+    be asked so: its blocks would write on them."""
+    args, kwargs = batch
+    if "use_cache" in inspect.signature(model.forward).parameters and "use_cache" not in kwargs:
+        kwargs = {**kwargs, "use_cache": False}
+    return args, kwargs
+
+
+def _alike(ones: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Return whether two runs gave the same but for rounding."""
+    if [one.shape for one in ones] != [one.shape for one in others]:
+        return False
+    gaps, sizes = squares([one.detach() for one in ones], [one.detach() for one in others])
+    return bool((gaps <= ALIKE**2 * sizes).all())

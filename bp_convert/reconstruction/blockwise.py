@@ -1,0 +1,281 @@
+"""Block after block: each tuned to its source's output from the inputs that it now gets.
+
+Squared errors over squared norms are made less by Adam, without labels (in the manner of BRECQ,
+Li et al., ICLR 2021, who round weights so; here factors, biases, norms and small kept layers
+follow). Examples that are not learnt judge every block, and in the end the whole model: what is
+not better there goes back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from bp_convert.calibration.tap import Batches
+from bp_convert.graph.clone import clone
+from bp_convert.graph.example import device_of
+from bp_convert.graph.reshape import cast
+from bp_convert.graph.running import draws_kept, evaluating
+from bp_convert.graph.tree import rows_in
+from bp_convert.kinds import is_twin, table_rows
+from bp_convert.reconstruction.bench import Bench, Untunable
+from bp_convert.reconstruction.block_finding import blocks_of
+from bp_convert.reconstruction.call_order import Segment, segments_of
+from bp_convert.reconstruction.dividing import divided
+from bp_convert.reconstruction.effort import asked_of, epochs_of, held_of
+from bp_convert.reconstruction.resuming import Done
+from bp_convert.reconstruction.tuning import put, tune
+from bp_convert.values.plan import Plan
+from bp_convert.values.progress import Progress, unheard
+from bp_convert.values.reconstruction import BlockResult, Reconstructed
+
+SMALL = 2**20  # numbers in a kept weight, up to which it is tuned
+EXACT = 1e-6  # relative error below which there is nothing to make up for
+HALVES = (torch.float16, torch.bfloat16)
+WORSE = "the model's outputs on the held-out examples were not better: all blocks went back"
+
+
+def reconstruct(
+    source: nn.Module,
+    converted: nn.Module,
+    plan: Plan,
+    batches: Batches,
+    *,
+    digest: str = "",
+    progress: Progress = unheard,
+) -> Reconstructed | None:
+    """Tune the blocks of ``converted`` in place; None where that is switched off.
+
+    Args:
+        source: the model that was converted; it is run and left as it is.
+        batches: (args, kwargs) of forward.
+        digest: names the examples; a run on them that was killed is gone on with.
+    """
+    count = sum(rows_in(batch) for batch in batches)
+    if plan.settings.reconstruct == "off" or not plan.converted:
+        return None
+    epochs, reason = epochs_of(plan, count, device_of(converted))
+    if not epochs:
+        return Reconstructed(reason=reason)
+    asked = asked_of(plan.settings)
+    parts, judging = divided(batches, held_of(count, asked.held_out))
+    if not judging:
+        return Reconstructed(reason="the examples cannot be parted into learnt and held out ones")
+    with draws_kept(source, converted):
+        return _Course(source, converted, plan, parts, judging, epochs, digest, progress).run()
+
+
+class _Course:
+    """One reconstruction: copies that run, what is done, and what is left to do."""
+
+    def __init__(
+        self,
+        source: nn.Module,
+        converted: nn.Module,
+        plan: Plan,
+        batches: Batches,
+        judging: int,
+        epochs: int,
+        digest: str,
+        progress: Progress,
+    ) -> None:
+        self.start = time.perf_counter()
+        self.source, self.converted = source, converted
+        self.asked, self.epochs, self.seed = asked_of(plan.settings), epochs, plan.settings.seed
+        self.batches, self.progress = batches, progress
+        self.learnt = range(len(batches) - judging)
+        self.held = range(len(batches) - judging, len(batches))
+        # Copies, for models that write on themselves; the second is tuned.
+        self.before = evaluating(clone(source, apart=True))
+        self.after = evaluating(clone(converted, apart=True))
+        if any(one.dtype in HALVES for one in self.after.parameters()):
+            cast(self.after, torch.float32)
+        self.names = {id(one): name for name, one in self.after.named_parameters()}
+        self.free = _free(converted)
+        words = (self.asked.model_dump_json(), str(epochs), str(self.seed), digest)
+        self.kept = Done(source, converted, *words, str(device_of(converted)))
+        self.resumed = 0
+
+    def run(self) -> Reconstructed:
+        blocks = blocks_of(self.after, self.asked.blocks)
+        self.segments = segments_of(self.after, blocks, self.batches[0])
+        results = []
+        for number, segment in enumerate(self.segments):
+            results.append(self._done(number, segment, self.epochs))
+        if self.asked.end_to_end:
+            names = tuple(name for one in self.segments for name in one.modules)
+            results.append(
+                self._done(len(results), Segment(names), self.asked.end_to_end, "end to end")
+            )
+        return self._judged([one for one in results if one is not None])
+
+    def _done(
+        self, number: int, segment: Segment, epochs: int, name: str = ""
+    ) -> BlockResult | None:
+        """Tune a segment, or take what an earlier run made of it; None where nothing is tuned."""
+        parameters = self._parameters(segment)
+        if not parameters:
+            return None
+        found = self.kept.read(number)
+        if found is not None and set(found[1]) == {self.names[id(one)] for one in parameters}:
+            self.resumed += 1
+            put(parameters, [found[1][self.names[id(one)]] for one in parameters])
+            return found[0]
+        result = self._tuned(number, segment, parameters, epochs, name or segment.name)
+        self.kept.write(number, result, {self.names[id(one)]: one for one in parameters})
+        return result
+
+    def _tuned(
+        self,
+        number: int,
+        segment: Segment,
+        parameters: Sequence[nn.Parameter],
+        epochs: int,
+        name: str,
+    ) -> BlockResult:
+        begun, ticks = time.perf_counter(), 0
+        total = len(self.segments) * self.epochs + self.asked.end_to_end
+
+        def ticked() -> None:
+            nonlocal ticks
+            ticks += 1
+            each = (time.perf_counter() - begun) / ticks
+            left = each * max(0, total - number * self.epochs - ticks)
+            done = min(total, number * self.epochs + ticks)
+            self.progress(f"tuning, {_time(left)} left: {name}", done, total)
+
+        self.progress(f"tuning {name}", number * self.epochs, total)
+        try:
+            bench = Bench(self.before, self.after, segment, parameters, self.batches)
+        except Untunable as problem:
+            return BlockResult(name=name, reason=str(problem), seconds=_since(begun))
+        try:
+            error = bench.error(self.held)
+            if error < EXACT:
+                reason = "nothing before it was changed"
+                return BlockResult(name=name, before=error, after=error, reason=reason)
+            found = tune(
+                bench,
+                parameters,
+                self.learnt,
+                self.held,
+                epochs=epochs,
+                rate=self.asked.lr,
+                seed=self.seed % 2**32,
+                ticked=ticked,
+            )
+        except Untunable as problem:
+            return BlockResult(name=name, reason=str(problem), seconds=_since(begun))
+        finally:
+            bench.close()
+        better = found.after < found.before
+        return BlockResult(
+            name=name,
+            before=found.before,
+            after=found.after,
+            kept=better,
+            lr=found.rate,
+            epochs=found.epochs,
+            seconds=_since(begun),
+            reason="" if better else "no step lowered the error on the held-out examples",
+        )
+
+    def _parameters(self, segment: Segment) -> list[nn.Parameter]:
+        """Return what is tuned of a segment: what no other part of the model holds, too."""
+        found: dict[int, nn.Parameter] = {}
+        for name in segment.modules:
+            for module in self.after.get_submodule(name).modules():
+                for one in module.parameters(recurse=False):
+                    if self.names.get(id(one)) in self.free:
+                        found[id(one)] = one
+        return list(found.values())
+
+    def _judged(self, results: list[BlockResult]) -> Reconstructed:
+        """Carry over what was tuned, and take it back where the whole model is not better."""
+        about: dict[str, Any] = {
+            "learnt": sum(rows_in(self.batches[at]) for at in self.learnt),
+            "held": sum(rows_in(self.batches[at]) for at in self.held),
+            "resumed": self.resumed,
+        }
+        if not any(one.kept for one in results):
+            reason = "no block became better on the held-out examples"
+            return Reconstructed(
+                blocks=tuple(results), reason=reason, seconds=_since(self.start), **about
+            )
+        own = dict(self.converted.named_parameters())
+        tuned = [own[name] for name in self.free]
+        start = [one.detach().clone() for one in tuned]
+        before = self._error()
+        found = dict(self.after.named_parameters())
+        put(tuned, [found[name] for name in self.free])
+        after = self._error()
+        reason = ""
+        if not after < before:
+            put(tuned, start)
+            reason = WORSE
+            results = [
+                one.model_copy(update={"kept": False, "reason": WORSE}) if one.kept else one
+                for one in results
+            ]
+        return Reconstructed(
+            blocks=tuple(results),
+            before=before,
+            after=after if not reason else before,
+            reason=reason,
+            seconds=_since(self.start),
+            **about,
+        )
+
+    def _error(self) -> float:
+        """Return the relative error of the converted model's outputs on what is held out."""
+        model = evaluating(clone(self.converted, apart=True))
+        parameters = [one for one in model.parameters() if one.is_floating_point()]
+        held = [self.batches[at] for at in self.held]
+        try:
+            bench = Bench(self.before, model, Segment(("",)), parameters, held)
+        except Untunable:
+            return float("nan")
+        try:
+            return bench.error(range(len(held)))
+        finally:
+            bench.close()
+
+
+def _free(model: nn.Module) -> list[str]:
+    """Return the names of the parameters that may be tuned: floating-point ones of one holder.
+
+    Tables stay, of which the examples see few rows; so do large weights that were kept, and what
+    its owner froze, in a model that is not frozen as a whole.
+    """
+    holders = Counter(
+        id(one) for module in model.modules() for one in module.parameters(recurse=False)
+    )
+    frozen = not any(one.requires_grad for one in model.parameters())
+    found = []
+    inside: set[int] = set()
+    for name, module in model.named_modules():
+        twin = is_twin(module) or id(module) in inside
+        if twin:
+            inside |= {id(one) for one in module.modules()}
+        if table_rows(module) is not None:
+            continue
+        for key, one in module.named_parameters(recurse=False):
+            if not one.is_floating_point() or holders[id(one)] > 1:
+                continue
+            if not twin and (one.numel() > SMALL or not (frozen or one.requires_grad)):
+                continue
+            found.append(f"{name}.{key}".lstrip("."))
+    return found
+
+
+def _since(start: float) -> float:
+    return time.perf_counter() - start
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
