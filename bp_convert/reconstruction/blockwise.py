@@ -23,7 +23,8 @@ from bp_convert.graph.reshape import cast
 from bp_convert.graph.running import draws_kept, evaluating
 from bp_convert.graph.tree import rows_in
 from bp_convert.kinds import is_twin, table_rows
-from bp_convert.reconstruction.bench import Bench, Untunable
+from bp_convert.layers.recurrent_stack import RecurrentStack
+from bp_convert.reconstruction.bench import Bench, Untunable, error_beside
 from bp_convert.reconstruction.block_finding import blocks_of
 from bp_convert.reconstruction.call_order import Segment, segments_of
 from bp_convert.reconstruction.dividing import divided
@@ -37,7 +38,9 @@ from bp_convert.values.reconstruction import BlockResult, Reconstructed
 SMALL = 2**20  # numbers in a kept weight, up to which it is tuned
 EXACT = 1e-6  # relative error below which there is nothing to make up for
 HALVES = (torch.float16, torch.bfloat16)
+LONG = 1800.0  # seconds that nobody waits for who did not ask for it
 WORSE = "the model's outputs on the held-out examples were not better: all blocks went back"
+UNJUDGED = "the model puts out no floating-point numbers to judge it by: all blocks went back"
 
 
 def reconstruct(
@@ -67,7 +70,14 @@ def reconstruct(
     if not judging:
         return Reconstructed(reason="the examples cannot be parted into learnt and held out ones")
     with draws_kept(source, converted):
-        return _Course(source, converted, plan, parts, judging, epochs, digest, progress).run()
+        try:
+            return _Course(source, converted, plan, parts, judging, epochs, digest, progress).run()
+        except TooLong as problem:
+            return Reconstructed(reason=str(problem))
+
+
+class TooLong(Exception):  # noqa: N818 - a reason, which a report gives
+    """Nobody asked for what would take so long."""
 
 
 class _Course:
@@ -95,6 +105,9 @@ class _Course:
         self.after = evaluating(clone(converted, apart=True))
         if any(one.dtype in HALVES for one in self.after.parameters()):
             cast(self.after, torch.float32)
+        if device_of(self.after).type == "cuda":
+            _with_gradients(self.after)
+        self.unasked = plan.settings.reconstruct is None
         self.names = {id(one): name for name, one in self.after.named_parameters()}
         self.free = _free(converted)
         words = (self.asked.model_dump_json(), str(epochs), str(self.seed), digest)
@@ -147,14 +160,15 @@ class _Course:
             each = (time.perf_counter() - begun) / ticks
             left = each * max(0, total - number * self.epochs - ticks)
             done = min(total, number * self.epochs + ticks)
+            if self.unasked and left > LONG:
+                raise TooLong(f"it would take {_time(left)} (--reconstruct does it)")
             self.progress(f"tuning, {_time(left)} left: {name}", done, total)
 
         self.progress(f"tuning {name}", number * self.epochs, total)
+        start = [one.detach().clone() for one in parameters]
+        bench = None
         try:
             bench = Bench(self.before, self.after, segment, parameters, self.batches)
-        except Untunable as problem:
-            return BlockResult(name=name, reason=str(problem), seconds=_since(begun))
-        try:
             error = bench.error(self.held)
             if error < EXACT:
                 reason = "nothing before it was changed"
@@ -169,10 +183,14 @@ class _Course:
                 seed=self.seed % 2**32,
                 ticked=ticked,
             )
-        except Untunable as problem:
-            return BlockResult(name=name, reason=str(problem), seconds=_since(begun))
+        except TooLong:
+            raise
+        except Exception as problem:  # a forward that takes no gradients may fail in any way
+            put(parameters, start)
+            return BlockResult(name=name, reason=_why(problem), seconds=_since(begun))
         finally:
-            bench.close()
+            if bench is not None:
+                bench.close()
         better = found.after < found.before
         return BlockResult(
             name=name,
@@ -214,12 +232,13 @@ class _Course:
         found = dict(self.after.named_parameters())
         put(tuned, [found[name] for name in self.free])
         after = self._error()
-        reason = ""
-        if not after < before:
-            put(tuned, start)
+        reason = UNJUDGED if before is None or after is None else ""
+        if before is not None and after is not None and not after < before:
             reason = WORSE
+        if reason:
+            put(tuned, start)
             results = [
-                one.model_copy(update={"kept": False, "reason": WORSE}) if one.kept else one
+                one.model_copy(update={"kept": False, "reason": reason}) if one.kept else one
                 for one in results
             ]
         return Reconstructed(
@@ -231,19 +250,10 @@ class _Course:
             **about,
         )
 
-    def _error(self) -> float:
+    def _error(self) -> float | None:
         """Return the relative error of the converted model's outputs on what is held out."""
         model = evaluating(clone(self.converted, apart=True))
-        parameters = [one for one in model.parameters() if one.is_floating_point()]
-        held = [self.batches[at] for at in self.held]
-        try:
-            bench = Bench(self.before, model, Segment(("",)), parameters, held)
-        except Untunable:
-            return float("nan")
-        try:
-            return bench.error(range(len(held)))
-        finally:
-            bench.close()
+        return error_beside(self.before, model, [self.batches[at] for at in self.held])
 
 
 def _free(model: nn.Module) -> list[str]:
@@ -271,6 +281,22 @@ def _free(model: nn.Module) -> list[str]:
                 continue
             found.append(f"{name}.{key}".lstrip("."))
     return found
+
+
+def _with_gradients(model: nn.Module) -> None:
+    """Let gradients go through recurrent layers on a GPU, where cuDNN keeps what they need in train
+    mode only."""
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase | RecurrentStack):
+            module.dropout = 0.0
+            module.train()
+
+
+def _why(problem: Exception) -> str:
+    if isinstance(problem, Untunable):
+        return str(problem)
+    lines = str(problem).strip().splitlines() or [type(problem).__name__]
+    return f"it does not run with gradients: {lines[0][:120]}"
 
 
 def _since(start: float) -> float:

@@ -15,11 +15,13 @@ import bp_convert
 from bp_convert.errors import PlanError
 from bp_convert.graph.clone import clone
 from bp_convert.reconstruction import bench as benches
+from bp_convert.reconstruction import reconstruct
 from bp_convert.reconstruction.bench import Bench
 from bp_convert.reconstruction.block_finding import blocks_of
 from bp_convert.reconstruction.call_order import segments_of
 from bp_convert.reconstruction.dividing import divided
 from bp_convert.reconstruction.shelf import Shelf
+from bp_convert.surgery import apply_plan
 from bp_convert.values.report import Report
 
 N, T, D = 96, 6, 12
@@ -213,6 +215,22 @@ def test_what_cannot_be_tuned_is_left_with_a_reason(block: type[nn.Module], reas
         assert not one.kept
         assert reason in one.reason
     assert reason in str(report)
+
+
+def test_a_model_without_numbers_to_judge_it_by_stays_as_it_was() -> None:
+    class Choosing(Encoder):
+        def forward(self, ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+            return {"best": super().forward(ids, attention_mask)["scores"].argmax(-1)}
+
+    model, data = Choosing(count=2), tokens(200)
+    plan = bp_convert.plan(model, rank=0.5, convert_anyway=True, reconstruct={"epochs": 4})
+    small = apply_plan(model, plan).model
+    before = [one.clone() for one in small.parameters()]
+    found = reconstruct(model, small, plan, [((), data)])
+    assert found is not None
+    assert "no floating-point numbers to judge it by" in found.reason
+    assert "follows its weights" in found.blocks[-1].reason
+    assert all(map(torch.equal, before, small.parameters()))
 
 
 def test_a_block_that_cannot_run_alone_runs_in_its_model() -> None:

@@ -115,6 +115,49 @@ def test_blocks_that_make_the_model_worse_go_back(monkeypatch: pytest.MonkeyPatc
         assert torch.equal(a, b)
 
 
+def test_what_goes_wrong_leaves_a_block_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = deep()
+    plain, _ = bp_convert.convert(model, **{**how(x), "reconstruct": "off"})
+
+    def failing(_: object, parameters: list[nn.Parameter], *__: object, **___: object) -> None:
+        parameters[0].data.zero_()
+        raise RuntimeError("no gradient for this\nand more")
+
+    monkeypatch.setattr(blockwise, "tune", failing)
+    small, report = bp_convert.convert(model, **how(x, lr=1e-5))
+    assert report.reconstruction is not None
+    assert {one.reason for one in report.reconstruction.blocks} == {
+        "it does not run with gradients: no gradient for this"
+    }
+    for a, b in zip(plain.parameters(), small.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_what_would_take_long_is_left_unless_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(blockwise, "LONG", -1.0)
+    model, _ = deep()
+    x = torch.randn(160, 16)
+    plan = bp_convert.plan(model, **{**how(x), "reconstruct": None})
+    small = apply_plan(model, plan).model
+    before = [one.clone() for one in small.parameters()]
+    said: list[str] = []
+    found = reconstruct(
+        model, small, plan, [((x,), {})], progress=lambda words, *_: said.append(words)
+    )
+    assert found is not None
+    assert "--reconstruct does it" in found.reason
+    assert all(map(torch.equal, before, small.parameters()))
+    monkeypatch.setattr(blockwise, "LONG", 1800.0)
+    found = reconstruct(
+        model, small, plan, [((x,), {})], progress=lambda words, *_: said.append(words)
+    )
+    assert found is not None
+    assert found.blocks
+    assert any(one.endswith(" s left: 0") for one in said)
+
+
 def test_a_run_that_was_killed_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("BP_CONVERT_CACHE", str(tmp_path / "whole"))
     model, x = deep()
