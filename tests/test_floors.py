@@ -38,6 +38,7 @@ FLOORS = (
     "calibration",
     "groups",
     "search",
+    "spending",
     "surgery",
     "counting",
     "planner",

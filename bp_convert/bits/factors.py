@@ -15,9 +15,9 @@ from torch import Tensor
 
 from bp_convert.bits.compensated import rounded_in
 from bp_convert.bits.grid import Grid
-from bp_convert.kron.als import affordable, apart, half_forms, half_problem, low_rank, natural
+from bp_convert.kron.als import affordable, half_forms, half_problem, low_rank, natural
 from bp_convert.kron.column_order import Columns
-from bp_convert.kron.metric import Full, Metric, Plain, spared
+from bp_convert.kron.metric import Full, Metric, Plain, nearest_outer, spared
 from bp_convert.kron.nearest import KroneckerFit, rearrange
 from bp_convert.values.factors import FactorSpec
 
@@ -82,7 +82,7 @@ def _refitted(
     """Return pairs of rounded factors, each refitted to the other."""
     weigh = (torch.ones(w1.shape[1], 1), torch.ones(w2.shape[2]))
     if rows is not None:
-        one, two = apart(rows.float(), spec)
+        one, two = nearest_outer(rows.float().view(spec.out))
         weigh = one[:, None], two
         target = target * torch.outer(one, two).view(-1, 1)
     halves: _Halves

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import ceil
 from typing import Any
 from zlib import crc32
@@ -41,6 +42,15 @@ class Order:
     calls: dict[str, int] = field(default_factory=dict)
     together: list[list[str]] = field(default_factory=list)
     normed: frozenset[str] = frozenset()
+
+    def stages(self, most: int) -> list[list[str]]:
+        """Return groups of layers that are looked at in one pass: those that read one tensor, and
+        neighbours where there would be more passes than ``most``."""
+        groups = self.together
+        if len(groups) <= most:
+            return groups
+        edges = [round(i * len(groups) / most) for i in range(most + 1)]
+        return [[name for group in groups[a:b] for name in group] for a, b in pairwise(edges)]
 
 
 def order_of(model: nn.Module, sites: Sequence[Site], batches: Batches) -> Order:

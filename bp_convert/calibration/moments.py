@@ -193,6 +193,12 @@ class Moment:
         return (roots / roots.mean()).clamp(min=FAINT).float()
 
     @property
+    def outputs(self) -> Metric | None:
+        """How much each output (K) counts, as a form; None where all count alike."""
+        weights = self.weights
+        return None if weights is None else Diagonal(weights.square())
+
+    @property
     def mean(self) -> Tensor:
         """Mean row (D), float64."""
         return self.total / max(1, self.count) / self.scale
@@ -203,8 +209,13 @@ class Moment:
         total = self.other_total if self.paired else self.total
         return total / max(1, self.count) / self.scale
 
-    def metric(self) -> Metric:
-        """Return the metric that these moments make."""
+    def metric(self, shrink: float = 0.0) -> Metric:
+        """Return the metric that these moments make.
+
+        Args:
+            shrink: how much of the mean variance is added, beside the ridge: the more, the nearer
+                to the metric of the weights alone.
+        """
         count = max(1, self.count)
         if self.lookup:
             shares = self.moments[0] / count
@@ -217,7 +228,7 @@ class Moment:
             moments = [torch.zeros_like(one) for one in moments]
         if self.full:
             moment = moments[0] - torch.outer(mean, mean)
-            return Full(moment.float(), ridge(self.columns, count), level)
+            return Full(moment.float(), ridge(self.columns, count) + shrink, level)
         if self.kernel:
             places = prod(self.kernel)
             apart = mean.view(-1, places)  # (C, S)
@@ -225,10 +236,10 @@ class Moment:
             second = moments[1] - apart.t() @ apart
             size = float(second.diagonal().mean())
             second = second / size if size > 0 else torch.zeros_like(second)
-            return Product(first.float(), second.float(), level=level)
+            return Product(first.float(), second.float(), RIDGE + shrink, level)
         spread = moments[0] - mean.square()
         size = float(spread.mean())
-        floor = 1e-3 * size if size > 0 else 1.0
+        floor = (1e-3 + shrink) * size if size > 0 else 1.0
         return Diagonal(spread.clamp(min=0) + floor, level)
 
     def _offset(self, total: Tensor, start: Tensor) -> Tensor:
@@ -272,3 +283,16 @@ class Moment:
             far = self._offset(self.other_total, self.other_start)
             both = both - torch.outer(far, self._offset(self.total, self.start))
         return both
+
+    def target(self, weight: Tensor, metric: Metric) -> Tensor:
+        """Return ``T = W E[x x'^T] C'^-1`` for the other model's rows x and these, x', held to W by
+        the metric's ridge: what to fit, so that outputs are W x; W where no moments tell."""
+        across = self.across()
+        if across is None or not isinstance(metric, Full):
+            return weight
+        right = weight.double() @ across + metric.added * weight.double()  # (K, D)
+        lower = torch.linalg.cholesky_ex(metric.matrix.double())
+        if int(lower.info):
+            return weight
+        solved = torch.cholesky_solve(right.t(), lower.L).t()
+        return solved.float()

@@ -71,19 +71,19 @@ class Tap:
         self.mode.__exit__(None, None, None)
 
 
-@torch.no_grad()
-def run_quietly(model: nn.Module, batch: Batch, number: int = 0) -> Any:
+def run_quietly(model: nn.Module, batch: Batch, number: int = 0, *, gradients: bool = False) -> Any:
     """Run a model on a batch; None where a tap ended the pass.
 
     Args:
         number: of the batch, from which random numbers start, so that two models draw the same.
+        gradients: record what a backward pass needs.
 
     Raises:
         DataError: the model does not run on this data.
     """
     args, kwargs = adapt(model, *batch)
     try:
-        with same_draws(number, model), quiet_forward():
+        with same_draws(number, model), quiet_forward(), torch.set_grad_enabled(gradients):
             return model(*args, **kwargs)
     except _Enough:
         return None

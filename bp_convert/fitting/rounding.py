@@ -24,11 +24,10 @@ from bp_convert.calibration.moments import Moment
 from bp_convert.calibration.tap import Batches
 from bp_convert.errors import PlanError
 from bp_convert.fitting.norms import settle_norms
+from bp_convert.fitting.sequence import STAGES
 from bp_convert.fitting.sequence import _compared as compared
-from bp_convert.fitting.sequence import _rows as rows_of
+from bp_convert.fitting.sequence import _outputs as outputs_of
 from bp_convert.fitting.sequence import _specs as specs_of
-from bp_convert.fitting.sequence import _stages as in_stages
-from bp_convert.fitting.sequence import _target as target_of
 from bp_convert.graph.clone import clone
 from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import is_twin
@@ -76,7 +75,7 @@ def round_stored(
     if coarse:
         before, after = clone(converted, apart=True), clone(converted, apart=True)
         order = order_of(before, [site for site in coarse if not site.kind.bare], batches)
-        stages = in_stages(order)
+        stages = order.stages(STAGES)
         for (
             layer
         ) in plan.stored:  # what loses little comes first, so that the others make up for it
@@ -249,7 +248,7 @@ def _dense(site: Site, module: nn.Module, grid: Grid, moments: Moments) -> float
 
 def _wanted(weight: Tensor, found: Sequence[Moment], index: int, many: int) -> Tensor:
     moment = found[index * len(found) // many]
-    return target_of(weight, moment, moment.metric())
+    return moment.target(weight, moment.metric())
 
 
 class _Twin:
@@ -323,7 +322,8 @@ class _Twin:
             columns = Columns.of(spec, choices[role].kernel)
             w1, w2 = (self._read(*one) for one in places)
             weight = natural(w1, w2, columns)[:, : ones[index].shape[1]]
-            target = target_of(weight, moment, metric)
+            target = moment.target(weight, metric)
+            counts = outputs_of(moment, index, len(weight))
             near = rounded_factors(
                 target,
                 w1,
@@ -333,7 +333,7 @@ class _Twin:
                 grid,
                 (self._scales(grid, stored, *places[0]), self._scales(grid, stored, *places[1])),
                 spec=spec,
-                rows=rows_of(moment, index, len(weight)),
+                rows=None if counts is None else counts.weights.sqrt(),
             )
             kind.place(self.twin, role, index, near.w1, near.w2)
             fitted = natural(near.w1, near.w2, columns)[:, : weight.shape[1]]

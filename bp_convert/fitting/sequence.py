@@ -10,14 +10,15 @@ Frantar et al., ICLR 2023, section 3; here for Kronecker sums). Means go into th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bp_convert.calibration.gatherer import Gatherer, Moments, Order, order_of
+from bp_convert.calibration.held import Yardstick, parted
 from bp_convert.calibration.moments import Moment
+from bp_convert.calibration.slopes import Slopes, gather_slopes
 from bp_convert.calibration.tap import Batches, Tap
 from bp_convert.fitting.norms import Norms, settle_norms
 from bp_convert.fitting.together import TiedTables, names_of
@@ -27,13 +28,14 @@ from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Factors, Spread
 from bp_convert.kron.als import fit_in_metric, natural
 from bp_convert.kron.column_order import Columns
-from bp_convert.kron.metric import Full, Metric
+from bp_convert.kron.metric import Diagonal
 from bp_convert.values.plan import Plan
 from bp_convert.values.progress import Progress, unheard
 
 STAGES = 24  # passes over the data: layers that follow each other share one where there are more
 SWEEPS = 30
 ROUNDS = 3  # fits of a layer that is called several times, whose output is its own input
+FURTHER = "fitted to the data, the model is further off on examples held out of it"
 UNSEEN = "which rows each of its matrices gets is not looked at"
 SETTLING = 4  # batches that norms settle on before a stage's inputs are looked at
 
@@ -69,7 +71,13 @@ def fit_to_data(
     # Copies, for models that write on themselves; the second gets what is fitted.
     before, after = clone(source, apart=True), clone(converted, apart=True)
     order = order_of(before, wanted, batches)
-    stages = _stages(order)
+    batches, held = parted(batches)
+    yardstick = Yardstick(before, held)
+    start = {name: one.clone() for name, one in converted.state_dict().items()} if held else {}
+    off = yardstick.error(converted) if held else None
+    two = {one.name for one in plan.converted if one.sides == "both"}
+    slopes = gather_slopes(before, [one for one in wanted if one.name in two], batches, progress)
+    stages = order.stages(STAGES)
     tables = TiedTables(before, plan, wanted, order, batches)
     errors: dict[str, float] = {}
     for number, names in enumerate(stages):
@@ -80,13 +88,16 @@ def fit_to_data(
             moments = _compared(before, after, stage, order, batches)
             for site in stage:
                 if _seen(site, converted, moments):
-                    error = _fit(site, converted, moments, tables)
+                    error = _fit(site, converted, moments, tables, slopes, plan.shrink)
                     if error is not None:
                         errors[site.name] = error
                     for name in names_of(tables.groups, site.name):
                         _brought(converted.get_submodule(name), after.get_submodule(name))
     errors.update(tables.errors(errors))
     settle_norms(source, converted, batches)
+    if off is not None and (now := yardstick.error(converted)) is not None and now > off:
+        converted.load_state_dict(start)
+        return {}, {**missed, **dict.fromkeys(errors, FURTHER)}
     progress("fitted", len(stages), len(stages))
     for site in wanted:
         if site.name not in errors:
@@ -96,16 +107,6 @@ def fit_to_data(
                 else "the calibration data never reached it"
             )
     return errors, missed
-
-
-def _stages(order: Order) -> list[list[str]]:
-    """Return groups of layers that are fitted from one pass: those that read one tensor, and
-    neighbours where there would be too many passes."""
-    groups = order.together
-    if len(groups) <= STAGES:
-        return groups
-    edges = [round(i * len(groups) / STAGES) for i in range(STAGES + 1)]
-    return [[name for group in groups[a:b] for name in group] for a, b in pairwise(edges)]
 
 
 def _compared(
@@ -143,10 +144,17 @@ def _brought(layer: nn.Module, other: nn.Module) -> None:
         mine.copy_(found)
 
 
-def _fit(site: Site, converted: nn.Module, moments: Moments, tables: TiedTables) -> float | None:
+def _fit(
+    site: Site,
+    converted: nn.Module,
+    moments: Moments,
+    tables: TiedTables | None = None,
+    slopes: Slopes | None = None,
+    shrink: float = 0.0,
+) -> float | None:
     """Fit every matrix of one layer; return the relative error of its output. None where it shares
     its factors, and not all who do were seen."""
-    if site.name in tables.groups:
+    if tables is not None and site.name in tables.groups:
         return tables.fit(site, converted, moments)
     twin = converted.get_submodule(site.name)
     kind = site.kind
@@ -156,19 +164,21 @@ def _fit(site: Site, converted: nn.Module, moments: Moments, tables: TiedTables)
     specs = _specs(twin)
     for role, matrices in kind.computed(site.module, specs).items():
         found = moments[site.name, role]
-        metrics = {id(moment): moment.metric() for moment in found}
+        metrics = {id(moment): moment.metric(shrink) for moment in found}
+        slope = (slopes or {}).get((site.name, role))
+        counts = None if slope is None else slope.forms(len(matrices), shrink)
         spec = specs[role]
         columns = Columns.of(spec, choices[role].kernel)
         for index, weight in enumerate(matrices):
             moment = found[index * len(found) // len(matrices)]
             metric = metrics[id(moment)]
-            target = _target(weight, moment, metric)
+            target = moment.target(weight, metric)
             near = fit_in_metric(
                 target,
                 spec,
                 columns,
                 metric,
-                rows=_rows(moment, index, len(weight)),
+                outputs=_outputs(moment, index, len(weight)) if counts is None else counts[index],
                 sweeps=SWEEPS,
                 name=site.name,
             )
@@ -182,30 +192,16 @@ def _fit(site: Site, converted: nn.Module, moments: Moments, tables: TiedTables)
     return (gap / total) ** 0.5 if total else 0.0
 
 
-def _rows(moment: Moment, index: int, outputs: int) -> Tensor | None:
+def _outputs(moment: Moment, index: int, outputs: int) -> Diagonal | None:
     """Return how much the outputs of a role's matrix count, which may be a part of those that the
     moment speaks of."""
     weights = moment.weights
     if weights is None:
         return None
     many = len(weights) // outputs
-    return weights.chunk(many)[index % many]
+    return Diagonal(weights.chunk(many)[index % many].square())
 
 
 def _specs(twin: nn.Module) -> Factors:
     held: Any = twin.factors
     return dict(held) if isinstance(held, Mapping) else {"weight": held}
-
-
-def _target(weight: Tensor, moment: Moment, metric: Metric) -> Tensor:
-    """Return ``T = W E[x x'^T] C'^-1``, held to W by the metric's ridge; W where no
-    moments tell."""
-    across = moment.across()
-    if across is None or not isinstance(metric, Full):
-        return weight
-    right = weight.double() @ across + metric.added * weight.double()  # (K, D)
-    lower = torch.linalg.cholesky_ex(metric.matrix.double())
-    if int(lower.info):
-        return weight
-    solved = torch.cholesky_solve(right.t(), lower.L).t()
-    return solved.float()

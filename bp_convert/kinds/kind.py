@@ -341,6 +341,15 @@ class Kind:
         mean square, in lists like those of ``rows``; nothing where all count alike."""
         return {}
 
+    def slopes(self, module: Any, y: Any, pick: Pick) -> dict[str, list[Tensor]]:
+        """Return rows (n, K) of a tensor like a call's output, by role, one entry for each matrix;
+        nothing for roles whose outputs are not the layer's."""
+        if self.several or self.bare or not isinstance(y, Tensor):
+            return {}
+        axis = self.channel_axis(module)
+        rows = linear_rows(y if axis in (None, -1) else y.movedim(axis, -1), pick)
+        return {"weight": list(rows.chunk(getattr(module, "groups", 1), 1))}
+
 
 def has_bias(module: nn.Module) -> bool:
     """Return whether a layer adds a bias."""

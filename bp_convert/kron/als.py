@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bp_convert.kron.column_order import Columns
-from bp_convert.kron.metric import Diagonal, Full, Metric, Plain, nearest_outer, spared
+from bp_convert.kron.metric import Diagonal, Full, Metric, Plain, Roots, both, spared
 from bp_convert.kron.nearest import KroneckerFit, nearest_kronecker_sum, reconstruct
 from bp_convert.kron.scale import balanced, unit
 from bp_convert.kron.spectrum import whitened
@@ -25,12 +25,12 @@ def fit_in_metric(
     columns: Columns,
     metric: Metric,
     *,
-    rows: Tensor | None = None,
+    outputs: Metric | None = None,
     sweeps: int = SWEEPS,
     solved: torch.dtype = torch.float64,
     name: str = "weight",
 ) -> KroneckerFit:
-    """Return factors of ``spec`` that minimise ``tr(D (W - W') C (W - W')^T D)``.
+    """Return factors of ``spec`` that minimise ``tr(G (W - W') C (W - W')^T)``.
 
     Low-rank terms have a closed form. Kronecker terms start from the nearest sum in the nearest
     Kronecker product of the metric, where the problem keeps its form, and alternate least squares
@@ -40,12 +40,12 @@ def fit_in_metric(
     Args:
         weight: (K, D), columns as (channel, kernel place).
         columns: how the columns are shared between the factors.
-        rows: (K,) the diagonal of D, above zero: how much each output counts. Where both factors
-            have outputs, the nearest product of a diagonal for each stands for it.
+        outputs: G, a form on the K outputs: how much each counts; None where all count alike.
+            Where both factors have outputs, the nearest product of a form for each stands for it.
         solved: in which the normal equations are solved.
 
     Returns:
-        The factors, and the error relative to ``tr(D W C W^T D)``, rooted.
+        The factors, and the error relative to ``tr(G W C W^T)``, rooted.
 
     Raises:
         FactorError: entries that are not finite.
@@ -53,17 +53,16 @@ def fit_in_metric(
     weight = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
     weight, metric = spared(weight, metric, columns)
     near, size = unit(weight)
-    each = None if rows is None else rows.to(weight.dtype)[:, None]
-    total = metric.energy(near if each is None else each * near)
+    total = both(near, metric, outputs)
     if spec.rank >= spec.full_rank:
         w1, w2 = _nearest(weight, spec, columns, Plain(), name)
     elif total == 0:
         w1, w2 = _nothing(weight, spec)
     else:
-        w1, w2 = _weighed(near, spec, columns, metric, rows, sweeps, solved, name)
+        w1, w2 = _weighed(near, spec, columns, metric, outputs, sweeps, solved, name)
         w1, w2 = balanced(w1, w2 * size)
     gap = near - natural(w1, w2, columns) / size
-    lost = metric.energy(gap if each is None else each * gap)
+    lost = both(gap, metric, outputs)
     return KroneckerFit(w1, w2, (lost / total) ** 0.5 if total else 0.0)
 
 
@@ -78,17 +77,22 @@ def _weighed(
     spec: FactorSpec,
     columns: Columns,
     metric: Metric,
-    rows: Tensor | None,
+    outputs: Metric | None,
     sweeps: int,
     solved: torch.dtype,
     name: str,
 ) -> tuple[Tensor, Tensor]:
-    """Fit, with the outputs weighed where they count differently."""
-    if rows is not None:
-        one, two = apart(rows.to(weight.dtype), spec)
-        scaled = weight * torch.outer(one, two).view(-1, 1)
-        w1, w2 = _weighed(scaled, spec, columns, metric, None, sweeps, solved, name)
-        return w1 / one[:, None], w2 / two
+    """Fit, with the outputs whitened where they count differently: a product of a form for each
+    factor leaves a Kronecker sum what it is."""
+    roots = None if outputs is None else outputs.roots(Columns(spec.out))
+    if roots is not None:
+        one, two = roots
+        white = whitened_rows(weight, roots)
+        w1, w2 = _weighed(white, spec, columns, metric, None, sweeps, solved, name)
+        rank, k1, d1 = w1.shape
+        k2 = w2.shape[2]
+        back = one.solve(w1.transpose(1, 2).reshape(rank * d1, k1))  # (R*d1, k1)
+        return back.view(rank, d1, k1).transpose(1, 2), two.solve(w2.reshape(-1, k2)).view_as(w2)
     if low_rank(spec):
         near = nearest_kronecker_sum(metric.root(weight), spec.out, spec.inp, spec.rank, name=name)
         return near.w1, metric.unroot(near.w2.squeeze(2)).unsqueeze(2)  # (R, K, 1), (R, D, 1)
@@ -98,10 +102,13 @@ def _weighed(
     return w1, w2
 
 
-def apart(rows: Tensor, spec: FactorSpec) -> tuple[Tensor, Tensor]:
-    """Return how much the outputs (k1) and (k2) of the two factors count, given that (K) of the
-    weight's: exact where one of them has all outputs."""
-    return nearest_outer(rows.view(spec.out))
+def whitened_rows(weight: Tensor, roots: Roots) -> Tensor:
+    """Return ``(M1 kron M2)^T W`` (K, D) for the roots M1 (k1, k1) and M2 (k2, k2) of a form on the
+    outputs."""
+    one, two = roots
+    white = weight.t().reshape(-1, two.size)  # (D*k1, k2)
+    white = two.times(white).view(-1, one.size, two.size)
+    return one.times_left(white).reshape(weight.shape[1], -1).t()
 
 
 def low_rank(spec: FactorSpec) -> bool:

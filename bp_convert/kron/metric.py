@@ -188,6 +188,13 @@ class Diagonal(Metric):
         return Diagonal(wide, self.level)
 
 
+def both(matrix: Tensor, metric: Metric, outputs: Metric | None) -> float:
+    """Return ``tr(G M C M^T)``: what an error costs where outputs count by G, too."""
+    if outputs is None:
+        return metric.energy(matrix)
+    return metric.energy(outputs.root(matrix.t()).t()) * outputs.level
+
+
 def nearest_product(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Return A (d1, d1) and B (d2, d2) with ``A kron B`` nearest to C, given as (d1, d2, d1, d2).
 

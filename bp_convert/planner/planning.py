@@ -29,8 +29,8 @@ from bp_convert.planner.warm import Planned, maps_for, with_warmth
 from bp_convert.planner.worth import chosen, worth
 from bp_convert.ready import check_ready
 from bp_convert.search.selection import Allocation
-from bp_convert.search.spending import Spending
 from bp_convert.search.units import Unit
+from bp_convert.spending.spending import Spending
 from bp_convert.surgery import fingerprint
 from bp_convert.values.plan import AttrChange, LayerPlan, Plan
 from bp_convert.values.progress import Progress
@@ -290,7 +290,15 @@ class _Planning:
             macs=(seen.macs_of(site.names), macs),
             error=_rounded(found.errors.get(site.name)),
             sensitivity=_rounded(found.sensitivities.get(site.name)),
+            sides="both" if replaced and self._both(site.name, found) else "inputs",
         )
+
+    def _both(self, name: str, found: Allocation) -> bool:
+        """Return whether a layer is fitted by what the model makes of its outputs, too."""
+        if self.examples is None or not self.settings.fits_data:
+            return False
+        searched = self.found is not None and name in found.factors
+        return name in found.sides if searched else self.settings.sides == "both"
 
     # The whole
 
@@ -313,9 +321,16 @@ class _Planning:
             bytes=count_bytes(self.model),
             error=_rounded(self.found.error) if self.found else None,
             calibration=self.spending.calibration,
+            tried=tuple(self.found.tried) if self.found else (),
+            shrink=self._shrink(),
             notes=tuple(self.notes),
         )
         return with_counts(self.model, plan, seen, sample=sample)
+
+    def _shrink(self) -> float:
+        if self.found is not None and self.found.tried:
+            return self.found.shrink
+        return 0.0 if self.settings.shrink == "auto" else self.settings.shrink
 
     def _fast_path_off(self, layers: Sequence[LayerPlan]) -> tuple[AttrChange, ...]:
         """Keep torch's fused encoder path from reading weights of layers that are replaced."""

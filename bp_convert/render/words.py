@@ -199,6 +199,12 @@ def fitting(report: Report) -> list[str]:
     if (error := report.plan.error) is not None:
         on = "on calibration data" if report.calibration else "from the weights alone"
         lines.append(f"estimated error {error:.3g}, {on}")
+    if tried := report.plan.tried:
+        best = next(one for one in tried if one.taken)
+        lines.append(
+            f"the best of {len(tried)} ways on examples held out: {best.words}, {best.error:.3g}"
+        )
+        lines += [f"  {one.words}, {one.error:.3g}" for one in tried if not one.taken]
     if report.calibration:
         lines.append(f"fitted to {report.calibration}")
     return lines

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bp_convert.calibration.gatherer import Moments, gather, order_of
 from bp_convert.calibration.moments import Moment
+from bp_convert.calibration.slopes import Slopes, gather_slopes
 from bp_convert.calibration.tap import Batches
 from bp_convert.errors import PlanError
 from bp_convert.graph.clone import clone
@@ -24,6 +25,7 @@ from bp_convert.groups.table_metric import (
     table_of,
 )
 from bp_convert.kron.als import low_rank
+from bp_convert.kron.metric import Metric, both
 from bp_convert.kron.nearest import check_finite
 from bp_convert.search import cache
 from bp_convert.search.curves import Curve, curves_of
@@ -71,6 +73,21 @@ def _fits(curve: Curve, site: Site) -> bool:
     return low_rank(curve.spec) or not site.kind.lookup
 
 
+@dataclass(frozen=True)
+class RoleSeen:
+    """What the matrices of a role see.
+
+    Attributes:
+        metrics: of the inputs of each.
+        outputs: how much the outputs of each count; None where all count alike.
+        means: of the inputs of each, (D).
+    """
+
+    metrics: Sequence[Metric]
+    outputs: Sequence[Metric | None]
+    means: Sequence[Tensor]
+
+
 @dataclass
 class Candidates:
     """Finds the options of each role of each free layer.
@@ -81,6 +98,8 @@ class Candidates:
         method: svd, kron, or either with ``-data``.
         batches: calibration data, in the metric of which a ``-data`` method measures errors.
         digest: hash of that data.
+        both: measure errors by what the model makes of a layer's outputs, too.
+        shrink: how much of their mean variance is added to what layers see.
     """
 
     model: nn.Module
@@ -89,6 +108,8 @@ class Candidates:
     batches: Batches = ()
     digest: str = ""
     progress: Progress = lambda *_: None
+    both: bool = False
+    shrink: float = 0.0
 
     @property
     def by_data(self) -> bool:
@@ -160,29 +181,62 @@ class Candidates:
     ) -> tuple[list[Curve], float]:
         site = layer.site
         choices = site.kind.choices(site.module, layer.widths)[role]
-        kernel = "x".join(map(str, choices.kernel))
-        words = [self.method.removesuffix("-data"), site.kind.name, role, kernel]
-        if self.by_data:
-            key = cache.key_of((), *words, self._whole, site.name, self.digest)
-        else:
-            key = cache.key_of(matrices, *words)
+        key = self._key(layer, role, matrices)
         held = cache.read(key)
         if held is not None:
             return held
-        moments = self._moments(layer, role, len(matrices))
-        svd = self.method.startswith("svd") or (moments is not None and site.kind.lookup)
+        seen = self.seen(layer, role, len(matrices), both=self.both, shrink=self.shrink)
+        svd = self.method.startswith("svd") or (seen is not None and site.kind.lookup)
         sensitivity = 1.0
-        if moments is None:
+        if seen is None:
             curves = curves_of(matrices, choices, low_rank_only=svd)
         else:
-            each = {id(moment): moment.metric() for moment in moments}
-            metrics = [each[id(moment)] for moment in moments]
-            rows = [moment.weights for moment in moments]
-            curves = curves_of(matrices, choices, metrics, rows, low_rank_only=svd)
-            means = [moment.mean for moment in moments]
-            sensitivity = self._trials.of(site, role, metrics, means, rows)
+            curves = curves_of(matrices, choices, seen.metrics, seen.outputs, low_rank_only=svd)
+            sensitivity = self._trials.of(site, role, seen.metrics, seen.means, seen.outputs)
         cache.write(key, curves, sensitivity)
         return curves, sensitivity
+
+    def by_slopes(self, layer: FreeLayer, role: str) -> float | None:
+        """Return how much of the output's squared sum, over an example, an error as large as a
+        role's whole signal is, to second order; None where no slopes tell."""
+        matrices = layer.site.kind.computed(layer.site.module)[role]
+        key = f"{self._key(layer, role, matrices)}-slopes"
+        held = cache.read(key)
+        if held is None:
+            slope = self.slopes.get((layer.site.name, role))
+            seen = self.seen(layer, role, len(matrices), both=True, shrink=self.shrink)
+            weight = -1.0
+            if slope is not None and seen is not None:
+                every = zip(matrices, seen.metrics, seen.outputs, strict=True)
+                weight = slope.each * sum(both(*one) for one in every)
+            cache.write(key, [], weight)
+            held = [], weight
+        return held[1] if held[1] >= 0 else None
+
+    def _key(self, layer: FreeLayer, role: str, matrices: Sequence[Tensor]) -> str:
+        """Return what names all that a role's curves hang on."""
+        site = layer.site
+        kernel = "x".join(map(str, site.kind.choices(site.module, layer.widths)[role].kernel))
+        words = [self.method.removesuffix("-data"), site.kind.name, role, kernel]
+        if not self.by_data:
+            return cache.key_of(matrices, *words)
+        words += ["both" if self.both else "inputs", f"{self.shrink:g}"]
+        return cache.key_of((), *words, self._whole, site.name, self.digest)
+
+    def seen(
+        self, layer: FreeLayer, role: str, matrices: int, *, both: bool, shrink: float
+    ) -> RoleSeen | None:
+        """Return what each matrix of a role sees; None where the weights alone decide."""
+        moments = self._moments(layer, role, matrices)
+        if moments is None:
+            return None
+        each = {id(moment): moment.metric(shrink) for moment in moments}
+        outputs = [moment.outputs for moment in moments]
+        slope = self.slopes.get((layer.site.name, role)) if both else None
+        if slope is not None:
+            outputs = list(slope.forms(matrices, shrink))
+        metrics = [each[id(moment)] for moment in moments]
+        return RoleSeen(metrics, outputs, [moment.mean for moment in moments])
 
     def _moments(self, layer: FreeLayer, role: str, matrices: int) -> list[Moment] | None:
         """Return the moment of each matrix, or None where the weights alone decide."""
@@ -209,6 +263,12 @@ class Candidates:
         sites = [one.site for one in self.layers if not one.site.kind.bare]
         order = order_of(copy, sites, self.batches)
         return gather(copy, sites, self.batches, order, self.progress)
+
+    @cached_property
+    def slopes(self) -> Slopes:
+        """How much the outputs of each layer count to the model."""
+        sites = [one.site for one in self.layers if not one.site.kind.bare]
+        return gather_slopes(clone(self.model, apart=True), sites, self.batches, self.progress)
 
     @cached_property
     def _trials(self) -> Trials:

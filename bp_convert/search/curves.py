@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from bp_convert.kinds import Choices
-from bp_convert.kron.als import affordable, apart, fit_in_metric, low_rank
+from bp_convert.kron.als import affordable, fit_in_metric, low_rank, whitened_rows
 from bp_convert.kron.column_order import Columns
 from bp_convert.kron.compute import to_compute
-from bp_convert.kron.metric import Metric, Plain
+from bp_convert.kron.metric import Diagonal, Metric, Plain, both
 from bp_convert.kron.spectrum import squared_errors, whitened
 from bp_convert.values.factors import FactorSpec, Pair
 
@@ -59,7 +59,7 @@ def curves_of(
     matrices: Sequence[Tensor],
     choices: Choices,
     metrics: Sequence[Metric] | None = None,
-    rows: Sequence[Tensor | None] | None = None,
+    outputs: Sequence[Metric | None] | None = None,
     *,
     low_rank_only: bool = False,
 ) -> list[Curve]:
@@ -68,12 +68,12 @@ def curves_of(
     Args:
         matrices: (K, D) each; they share the pair, their errors are pooled.
         metrics: one for each matrix; None for the Frobenius norm.
-        rows: (K,) for each matrix how much its outputs count; None where all count alike.
+        outputs: for each matrix how much its outputs count; None where all count alike.
         low_rank_only: look at low-rank alone, which is truncated SVD.
     """
     metrics = metrics or [Plain()] * len(matrices)
-    rows = rows or [None] * len(matrices)
-    return _Search([*map(to_compute, matrices)], choices, metrics, rows).run(low_rank_only)
+    outputs = outputs or [None] * len(matrices)
+    return _Search([*map(to_compute, matrices)], choices, metrics, outputs).run(low_rank_only)
 
 
 @dataclass
@@ -81,16 +81,15 @@ class _Search:
     matrices: Sequence[Tensor]
     choices: Choices
     metrics: Sequence[Metric]
-    rows: Sequence[Tensor | None]
+    outputs: Sequence[Metric | None]
     found: dict[FactorSpec, Curve] = field(default_factory=dict)
     white: tuple[object, Sequence[Tensor]] = (None, ())
 
     def __post_init__(self) -> None:
-        self.weighed = any(row is not None for row in self.rows)
+        self.weighed = any(isinstance(one, Diagonal) for one in self.outputs)
         self.size = self.matrices[0].numel()
         self.totals = [
-            metric.energy(one if row is None else row[:, None] * one)
-            for metric, one, row in zip(self.metrics, self.matrices, self.rows, strict=True)
+            both(*each) for each in zip(self.matrices, self.metrics, self.outputs, strict=True)
         ]
 
     def run(self, low_rank_only: bool) -> list[Curve]:
@@ -178,9 +177,10 @@ class _Search:
         total = sum(self.totals)
         pooled = np.zeros(spec.full_rank + 1)
         tables = self._whitened(spec)
-        for table, energy, row in zip(tables, self.totals, self.rows, strict=True):
-            if row is not None:
-                table = table * torch.outer(*apart(row.to(table.dtype), spec)).view(-1, 1)
+        for table, energy, counts in zip(tables, self.totals, self.outputs, strict=True):
+            roots = None if counts is None else counts.roots(Columns(spec.out))
+            if roots is not None:
+                table = whitened_rows(table, roots)
             pooled += squared_errors(table, spec).numpy() * energy
         return (pooled / total if total > 0 else pooled * 0).astype(np.float32)
 
@@ -253,11 +253,11 @@ class _Search:
     def _fitted(self, spec: FactorSpec) -> float:
         columns = Columns.of(spec, self.choices.kernel)
         gap = 0.0
-        every = zip(self.metrics, self.matrices, self.rows, self.totals, strict=True)
-        for metric, one, row, total in every:
+        every = zip(self.metrics, self.matrices, self.outputs, self.totals, strict=True)
+        for metric, one, counts, total in every:
             sweeps = SWEEPS if affordable(spec, metric, TRIAL, TRIAL_SIDE) else 0
             near = fit_in_metric(
-                one, spec, columns, metric, rows=row, sweeps=sweeps, solved=torch.float32
+                one, spec, columns, metric, outputs=counts, sweeps=sweeps, solved=torch.float32
             )
             gap += near.error**2 * total
         return gap / max(sum(self.totals), 1e-300)

@@ -21,6 +21,7 @@ from bp_convert.search.allocate import (
 from bp_convert.search.exact import KEPT
 from bp_convert.search.units import COSTS, Unit
 from bp_convert.values.factors import FactorSpec
+from bp_convert.values.plan import Tried
 from bp_convert.values.target import Target
 
 TIMES = ("time", "time32")
@@ -75,6 +76,9 @@ class Allocation:
         sensitivities: of every layer that took part.
         error: estimated relative error of the output.
         notes: what the user should know.
+        sides: layers that are fitted by what the model makes of their outputs, too.
+        shrink: how much of their mean variance is added to what layers see.
+        tried: what was tried on examples held out of calibration.
     """
 
     factors: dict[str, Factors] = field(default_factory=dict)
@@ -83,6 +87,9 @@ class Allocation:
     sensitivities: dict[str, float] = field(default_factory=dict)
     error: float = 0.0
     notes: list[str] = field(default_factory=list)
+    sides: set[str] = field(default_factory=set)
+    shrink: float = 0.0
+    tried: list[Tried] = field(default_factory=list)
 
 
 @dataclass

@@ -46,26 +46,26 @@ class Trials:
         role: str,
         metrics: Sequence[Metric],
         means: Sequence[Tensor],
-        rows: Sequence[Tensor | None] | None = None,
+        outputs: Sequence[Metric | None] | None = None,
     ) -> float:
         """Return the sensitivity to errors of one role's matrices.
 
         Args:
             means: of the inputs of each matrix, (D).
-            rows: (K,) for each matrix how much its outputs count; None where all count alike.
+            outputs: for each matrix how much its outputs count; None where all count alike.
         """
         module = self.model.get_submodule(site.name)
         matrices = site.kind.computed(module)[role]
         lost = total = 0.0
         changes: list[Tensor] = []
-        every = zip(matrices, metrics, rows or [None] * len(matrices), strict=True)
-        for matrix, metric, row in every:
-            scaled = matrix if row is None else matrix * row[:, None]
+        every = zip(matrices, metrics, outputs or [None] * len(matrices), strict=True)
+        for matrix, metric, counts in every:
+            scaled = matrix if counts is None else counts.root(matrix.t()).t()
             near = _truncated(scaled, metric)
             lost += metric.energy(scaled - near)
             total += metric.energy(scaled)
             change = near - scaled
-            changes.append(change if row is None else change / row[:, None])
+            changes.append(change if counts is None else counts.unroot(change.t()).t())
         if not lost or not total:
             return 1.0
         shifts = [-(change @ mean.to(change)) for change, mean in zip(changes, means, strict=True)]

@@ -42,6 +42,8 @@ class LayerPlan(Value):
             None where no target asked for it.
         sensitivity: how much the model's squared relative error grows with the layer's; None
             where no target asked for it.
+        sides: what the layer's error is measured in where it is fitted to data: ``inputs``, or
+            ``both`` what goes in and what the model makes of what comes out.
     """
 
     name: str
@@ -61,6 +63,7 @@ class LayerPlan(Value):
     macs: tuple[int, int] = (0, 0)
     error: float | None = None
     sensitivity: float | None = None
+    sides: Literal["inputs", "both"] = "inputs"
 
     @property
     def before(self) -> tuple[int, int]:
@@ -183,6 +186,20 @@ class Totals(Value):
         return self.after / self.before if self.before else 1.0
 
 
+class Tried(Value):
+    """A way of choosing that was tried on examples held out of calibration.
+
+    Attributes:
+        words: what it is.
+        error: relative error of the model's output there, its layers fitted roughly.
+        taken: whether it is what the plan goes by.
+    """
+
+    words: str
+    error: float
+    taken: bool = False
+
+
 class Plan(Shown):
     """Everything that surgery needs, and everything that the tool declines to do, with reasons.
 
@@ -203,6 +220,8 @@ class Plan(Shown):
         bytes: size of all unique parameters and buffers, as they are stored.
         error: estimated relative error of the output; None where no target asked for it.
         calibration: the data that the choice was made on; empty for the weights alone.
+        tried: what was tried on examples held out of calibration, in the order of trying.
+        shrink: how much of their mean variance is added to what layers see.
         notes: what concerns the whole model.
     """
 
@@ -221,6 +240,8 @@ class Plan(Shown):
     bytes: Totals
     error: float | None = None
     calibration: str = ""
+    tried: tuple[Tried, ...] = ()
+    shrink: float = 0.0
     notes: tuple[str, ...] = ()
 
     def layer(self, name: str) -> LayerPlan | None:

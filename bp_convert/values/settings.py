@@ -20,6 +20,10 @@ Init = Literal["warm", "random"]
 Method = Literal["auto", "svd", "svd-data", "kron", "kron-data"]
 # How weights lie in the file: whole numbers with scales, in 8, 4 or 3 bits, or a floating type.
 Store = Literal["int8", "int4", "int3", "bf16", "fp16", "fp32"]
+# What an error of a layer is measured in: what goes into it, or what the model makes of it as well.
+Sides = Literal["auto", "inputs", "both"]
+# What the choice among layers goes by: what perturbing each did, all alike, or the best of several.
+Allocation = Literal["auto", "measured", "uniform"]
 # An int is a number of Kronecker terms, a float in (0, 1) a share of the layer's parameters.
 Rank = Annotated[int, Field(ge=1, strict=True)] | Annotated[float, Field(gt=0, lt=1)]
 
@@ -80,6 +84,14 @@ class Settings(Value):
             scale for each row, ``int4`` and ``int3`` with one for 32 numbers, ``bf16``, ``fp16``,
             or ``fp32``, as they are. None stores them as they are too, but for a target of
             ``size``: its bytes are then spent on the best bits of each layer as well.
+        sides: what errors are measured in where there is data: ``inputs``, by what each layer sees;
+            ``both``, by what the model makes of its outputs as well; ``auto`` takes for each
+            group of layers what is nearer to the source on examples held out of calibration.
+        allocation: what a target is spent by: ``measured``, by what perturbing each layer did to
+            the output; ``uniform``, all layers alike; ``auto`` tries several ways on examples held
+            out of calibration and takes the best.
+        shrink: how much of their mean variance is added to what layers see, so that directions
+            that the data hardly shows count more; ``auto`` tries several on examples held out.
         init: ``warm`` starts from the trained weights, ``random`` from noise.
         include: patterns of layers to convert; empty means all.
         exclude: patterns of layers to leave alone.
@@ -105,6 +117,9 @@ class Settings(Value):
     target: tuple[Target, ...] = ()
     method: Method = "auto"
     store: Store | None = None
+    sides: Sides = "auto"
+    allocation: Allocation = "auto"
+    shrink: Literal["auto"] | Annotated[float, Field(ge=0, le=100)] = "auto"
     init: Init = "warm"
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -162,6 +177,9 @@ class SettingsKeywords(TypedDict, total=False):
     target: str | Target | Sequence[str | Target]
     method: Method
     store: Store | None
+    sides: Sides
+    allocation: Allocation
+    shrink: Literal["auto"] | float
     init: Init
     include: str | Sequence[str]
     exclude: str | Sequence[str]

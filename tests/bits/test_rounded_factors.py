@@ -40,7 +40,8 @@ def test_rounding_in_turn_is_no_worse_than_to_the_nearest(
     metric, columns = metric_of(name), Columns.of(spec, kernel)
     rows = torch.rand(64) + 0.2 if weighed and spec.out[1] == 1 else None
     each = torch.ones(64, 1) if rows is None else rows[:, None]
-    fit = fit_in_metric(weight, spec, columns, metric, rows=rows, sweeps=3)
+    counts = None if rows is None else Diagonal(rows.square())
+    fit = fit_in_metric(weight, spec, columns, metric, outputs=counts, sweeps=3)
     grid = FORMS[store]
     assert isinstance(grid, Grid)
     found = rounded_factors(

@@ -253,7 +253,7 @@ def test_outputs_that_count_more_are_kept_closer() -> None:
     rows = torch.logspace(-1, 1, 12, dtype=torch.float64)
     spec = FactorSpec(out=(12, 1), inp=(1, 10), rank=3)
     metric = Full(moment, ridge=0)
-    near = fit_in_metric(weight, spec, Columns((1, 10)), metric, rows=rows)
+    near = fit_in_metric(weight, spec, Columns((1, 10)), metric, outputs=Diagonal(rows.square()))
     lower = torch.linalg.cholesky(moment)
     scaled = torch.diag(rows) @ weight @ lower
     values = torch.linalg.svdvals(scaled)
@@ -273,7 +273,7 @@ def test_outputs_of_both_factors_count_by_the_product_of_two_diagonals() -> None
     rows = torch.outer(one, two).flatten()
     weight = torch.randn(12, 10, dtype=torch.float64)
     spec = FactorSpec(out=(3, 4), inp=(2, 5), rank=2)
-    near = fit_in_metric(weight, spec, Columns((2, 5)), Plain(), rows=rows)
+    near = fit_in_metric(weight, spec, Columns((2, 5)), Plain(), outputs=Diagonal(rows.square()))
     table = rearrange(torch.diag(rows) @ weight, (3, 4), (2, 5))
     values = torch.linalg.svdvals(table)
     best = float((values[2:].square().sum() / values.square().sum()).sqrt())

@@ -62,11 +62,11 @@ def test_after_every_fit_both_factors_have_one_norm(
 ) -> None:
     spec = spec.model_copy(update={"rank": min(spec.rank, spec.full_rank)})
     columns = Columns.of(spec, KERNEL)
-    rows = torch.logspace(-2, 1, K) if weighed else None
+    counts = Diagonal(torch.logspace(-4, 2, K)) if weighed else None
     whole = spec.rank == spec.full_rank
     for sweeps, dtype in product((0, 5), (torch.float32, torch.float64)):
         weight = torch.randn(K, D, dtype=dtype)
-        fit = fit_in_metric(weight, spec, columns, METRICS[name](), rows=rows, sweeps=sweeps)
+        fit = fit_in_metric(weight, spec, columns, METRICS[name](), outputs=counts, sweeps=sweeps)
         _check_even(fit.w1, fit.w2, whole=whole)
         if whole:  # nothing is rounded, whatever the metric
             assert fit.error == 0

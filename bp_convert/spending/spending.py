@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import nn
 
+from bp_convert.calibration.held import parted
+from bp_convert.calibration.tap import Batches
 from bp_convert.data import Examples
 from bp_convert.errors import PlanError
 from bp_convert.graph.observe import Observation
@@ -18,6 +21,8 @@ from bp_convert.search.budget import budget_for
 from bp_convert.search.candidates import Candidates, settled
 from bp_convert.search.selection import Allocation, Budget, choose
 from bp_convert.search.units import FreeLayer, Unit
+from bp_convert.spending.rehearsal import Rehearsal
+from bp_convert.spending.trying import Trying
 from bp_convert.values.plan import largest
 from bp_convert.values.progress import Progress
 from bp_convert.values.settings import Settings
@@ -65,7 +70,10 @@ class Spending:
             if site.name in asks
         }
         layers = self.free_layers([one for one in sites if one.name not in decided], floors, seen)
-        units = self.units(layers)
+        candidates = self.candidates(layers)
+        units = candidates.units()
+        if self.settings.allocation == "uniform":
+            units = [replace(unit, sensitivity=1.0) for unit in units]
         self.progress("choosing", len(layers), len(layers))
         groups = tied_groups(self.model, [one.site for one in layers])
         tied = [site.name for group in groups for site in group.followers]
@@ -75,7 +83,27 @@ class Spending:
         held = largest(others_of(self.model, walk(self.model)), int(budget.before["params"]))
         narrowed = bool(asked.include or asked.exclude or rules)
         budget = replace(budget, held=held, narrowed=narrowed)
-        return self._chosen(units, layers, budget)
+        found = self._chosen(units, layers, budget)
+        if not candidates.by_data:
+            return found
+        if not self.tries or groups:
+            sides = set(found.factors) if candidates.both else set()
+            return replace(found, sides=sides, shrink=candidates.shrink)
+        rehearsal = Rehearsal(candidates, parted(self._batches)[1], units)
+        choose = partial(self._chosen, layers=layers, budget=budget)
+        return Trying(rehearsal, choose, asked, self.progress).best(units, found)
+
+    @property
+    def tries(self) -> bool:
+        """Whether there is something to try, and examples to try it on."""
+        asked = self.settings
+        return "auto" in (asked.sides, asked.allocation, asked.shrink) and bool(
+            parted(self._batches)[1]
+        )
+
+    @property
+    def _batches(self) -> Batches:
+        return self.examples.batches if self.examples is not None else ()
 
     def _chosen(
         self, units: Sequence[Unit], layers: Sequence[FreeLayer], budget: Budget
@@ -134,10 +162,20 @@ class Spending:
 
     def units(self, layers: Sequence[FreeLayer]) -> list[Unit]:
         """Return what each of these layers could become."""
-        method = settled(self.settings.method, data=self.examples is not None)
-        batches = self.examples.batches if self.examples is not None else ()
+        return self.candidates(layers).units()
+
+    def candidates(self, layers: Sequence[FreeLayer]) -> Candidates:
+        """Return what finds that out."""
+        asked = self.settings
+        method = settled(asked.method, data=self.examples is not None)
+        batches, held = parted(self._batches)
         digest = self.examples.digest if self.examples is not None else ""
-        return Candidates(self.model, layers, method, batches, digest, self.progress).units()
+        tied = tied_groups(self.model, [one.site for one in layers])  # are fitted as one
+        both = asked.sides == "both" or (asked.sides == "auto" and bool(held) and not tied)
+        shrink = 0.0 if asked.shrink == "auto" else asked.shrink
+        return Candidates(
+            self.model, layers, method, batches, digest, self.progress, both=both, shrink=shrink
+        )
 
     @property
     def calibration(self) -> str:

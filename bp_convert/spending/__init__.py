@@ -1,0 +1,1 @@
+"""A target spent on a model: choices made, and tried on examples held out of calibration."""

@@ -1,0 +1,193 @@
+"""A choice tried out: a copy of the model with roughly fitted layers, on examples held out.
+
+The copy's layers stay dense: each weight is put where its factors would be, layer after layer, as
+the conversion fits them, but to fewer examples and in fewer sweeps. Layers that are fitted each for
+itself would tell little: in the conversion later ones make up for earlier ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from bp_convert.calibration.gatherer import Gatherer, Order, order_of
+from bp_convert.calibration.held import Yardstick
+from bp_convert.calibration.moments import Moment
+from bp_convert.calibration.tap import Batches, Tap
+from bp_convert.graph.clone import clone
+from bp_convert.graph.tree import rows_in
+from bp_convert.graph.walk import Site
+from bp_convert.kinds import Factors
+from bp_convert.kron.als import affordable, fit_in_metric, natural
+from bp_convert.kron.column_order import Columns
+from bp_convert.kron.metric import Metric, Plain
+from bp_convert.search.candidates import Candidates
+from bp_convert.search.units import Unit
+from bp_convert.values.factors import FactorSpec
+
+EXAMPLES = 192  # that are fitted to
+STAGES = 8  # passes over them
+SWEEPS = 3
+WORK = 1e9  # multiply-adds of a half sweep's normal equations, above which there is none
+SIDE = 3000  # unknowns of one system, likewise
+
+
+@dataclass
+class Rehearsal:
+    """Tries choices out.
+
+    Args:
+        candidates: of the model; what they saw of calibration is fitted to.
+        held: examples that nothing is fitted to.
+        units: what is chosen for.
+    """
+
+    candidates: Candidates
+    held: Batches
+    units: Sequence[Unit]
+
+    @torch.no_grad()
+    def errors(
+        self, chosen: Mapping[str, Factors], both: Collection[str], shrink: float = 0.0
+    ) -> Tensor | None:
+        """Return the squared error of each held-out example; None where none can be compared.
+
+        Args:
+            chosen: factors by layer and role; other layers stay as they are.
+            both: layers whose outputs count by what the model makes of them.
+            shrink: as for ``Candidates``.
+        """
+        source, model = self._source, self._copy
+        yardstick = self._yardstick
+        units: dict[str, list[Unit]] = {}
+        for unit in self.units:
+            spec = chosen.get(unit.name, {}).get(unit.role)
+            if spec is not None and spec.rank < spec.full_rank:
+                units.setdefault(unit.name, []).append(unit)
+        sites = {name: ones[0].layer.site for name, ones in units.items()}
+        start = {name: one.clone() for name, one in model.state_dict().items()}
+        try:
+            for stage in self._order.stages(STAGES):
+                names = [name for name in stage if name in units]
+                if not names:
+                    continue
+                moments = self._compared(source, model, [sites[name] for name in names])
+                for name in names:
+                    for unit in units[name]:
+                        found = moments.get((name, unit.role))
+                        spec = chosen[name][unit.role]
+                        self._change(model, unit, spec, found, both=name in both, shrink=shrink)
+            for name, ones in units.items():  # what no data reaches goes by its weights
+                if name not in self._order.calls:
+                    for unit in ones:
+                        self._change(model, unit, chosen[name][unit.role], None)
+            return yardstick.errors(model)
+        finally:
+            model.load_state_dict(start)
+
+    def _compared(
+        self, source: nn.Module, model: nn.Module, sites: Sequence[Site]
+    ) -> Mapping[tuple[str, str], list[Moment]]:
+        """Gather what layers get, beside what they got in the source."""
+        batches, order = self._few, self._order
+        names = [site.name for site in sites]
+        gatherer = Gatherer(sites, order, sum(map(rows_in, batches)), cross=True)
+        with Tap(source, names, order.calls) as one, Tap(model, names, order.calls) as two:
+            for number, batch in enumerate(batches):
+                before = one.run(batch, number)
+                gatherer.add(two.run(batch, number), number, batch, before)
+        return gatherer.result()
+
+    def _change(
+        self,
+        model: nn.Module,
+        unit: Unit,
+        spec: FactorSpec,
+        moments: Sequence[Moment] | None,
+        *,
+        both: bool = False,
+        shrink: float = 0.0,
+    ) -> None:
+        """Put a role's matrices where their factors would be."""
+        site = unit.layer.site
+        columns = Columns.of(spec, self._kernel(unit))
+        matrices = site.kind.computed(site.module)[unit.role]
+        slope = self.candidates.slopes.get((unit.name, unit.role)) if both else None
+        counts = None if slope is None else slope.forms(len(matrices), shrink)
+        changes, shifts = [], []
+        for index, weight in enumerate(matrices):
+            moment = None if not moments else moments[index * len(moments) // len(matrices)]
+            if moment is None or not moment.count:
+                metric: Metric = Plain()
+                target, outputs = weight, None
+            else:
+                metric = moment.metric(shrink)
+                target = moment.target(weight, metric)
+                outputs = moment.outputs if counts is None else counts[index]
+            near = fit_in_metric(
+                *(target, spec, columns, metric),
+                outputs=outputs,
+                sweeps=SWEEPS if affordable(spec, metric, WORK, SIDE) else 0,
+                solved=torch.float32,
+                name=unit.name,
+            )
+            fitted = natural(near.w1, near.w2, columns)[:, : weight.shape[1]]
+            changes.append(fitted - weight)
+            if moment is not None and moment.centred and not site.kind.lookup:
+                before, after = moment.other_mean.float(), moment.mean.float()
+                shifts.append(weight @ before - fitted @ after)
+        module = model.get_submodule(site.name)
+        site.kind.add(module, unit.role, changes)
+        if len(shifts) == len(changes):
+            site.kind.add_bias(module, unit.role, shifts)
+
+    @staticmethod
+    def _kernel(unit: Unit) -> tuple[int, ...]:
+        site = unit.layer.site
+        return site.kind.choices(site.module, unit.layer.widths)[unit.role].kernel
+
+    @cached_property
+    def _few(self) -> Batches:
+        """Some of the examples that are fitted to."""
+        batches, count = self.candidates.batches, 0
+        for number, batch in enumerate(batches):
+            count += rows_in(batch)
+            if count >= EXAMPLES:
+                return batches[: number + 1]
+        return batches
+
+    @cached_property
+    def _order(self) -> Order:
+        sites = [one.site for one in self.candidates.layers if not one.site.kind.bare]
+        return order_of(self._source, sites, self._few)
+
+    @cached_property
+    def _source(self) -> nn.Module:
+        return clone(self.candidates.model, self._plain, apart=True)
+
+    @cached_property
+    def _copy(self) -> nn.Module:
+        return clone(self.candidates.model, self._plain, apart=True)
+
+    @property
+    def _plain(self) -> dict[nn.Module, nn.Module]:
+        sites = [one.site for one in self.candidates.layers]
+        return {one.held: one.module for one in sites if not one.plain}
+
+    @cached_property
+    def _yardstick(self) -> Yardstick:
+        return Yardstick(self._source, self.held)
+
+    @property
+    def size(self) -> float:
+        """The outputs' variance, added up over an example."""
+        return self._yardstick.size
+
+    @property
+    def examples(self) -> int:
+        """How many examples are held out."""
+        return self._yardstick.examples

@@ -1,0 +1,188 @@
+"""Several ways of spending a target, tried on examples held out of calibration; the best is taken.
+
+What is tried in turn: what the layers' errors weigh in the choice, which sides each group of layers
+is fitted by, and how far what layers see is drawn towards the metric of the weights alone. Each
+step keeps what it started from unless something else is better, so none makes the model worse on
+those examples.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import sqrt
+
+from torch import Tensor
+
+from bp_convert.errors import PlanError
+from bp_convert.search.allocate import loss, squared_error
+from bp_convert.search.selection import Allocation
+from bp_convert.search.units import Unit
+from bp_convert.spending.rehearsal import Rehearsal
+from bp_convert.values.plan import Tried
+from bp_convert.values.progress import Progress
+from bp_convert.values.settings import Settings
+
+STRENGTHS = (0.03, 0.3)  # of shrinking, tried in turn while they help
+GROUPS = 6  # of layers alike whose sides are tried one by one, the largest
+BOUNDS = 1e-3, 1e3  # of what a layer's error weighs
+
+Choose = Callable[[Sequence[Unit]], Allocation]
+
+
+@dataclass
+class Trying:
+    """Tries ways of spending a target.
+
+    Args:
+        rehearsal: tries a choice.
+        choose: spends the target on units.
+        settings: what may be tried.
+    """
+
+    rehearsal: Rehearsal
+    choose: Choose
+    settings: Settings
+    progress: Progress
+    tried: list[Tried] = field(default_factory=list)
+
+    def best(self, units: Sequence[Unit], first: Allocation) -> Allocation:
+        """Return the best of several choices, with what was tried.
+
+        Args:
+            first: the choice by the units' own sensitivities.
+        """
+        every = {unit.name for unit in units}
+        sides = every if self.settings.sides != "inputs" else set()
+        shrink = 0.0 if self.settings.shrink == "auto" else self.settings.shrink
+        self.progress("trying the choice on examples held out", 0, 1)
+        errors = self.rehearsal.errors(first.factors, sides, shrink)
+        if errors is None or not first.factors:
+            return first
+        best, words = first, "as measured"
+        if self.settings.allocation == "uniform":
+            words = "all layers alike"
+        taken = self._note(words, errors)
+        if self.settings.allocation == "auto" and not any(
+            one.quantity == "error" for one in self.settings.target
+        ):
+            known = [first.factors]
+            for words, weights in self._ways(units).items():
+                other = [replace(unit, sensitivity=weights[unit.name, unit.role]) for unit in units]
+                try:
+                    found = self.choose(other)
+                except PlanError:  # rounding of the choice: the first one stands
+                    continue
+                if found.factors in known:
+                    continue
+                known.append(found.factors)
+                now = self.rehearsal.errors(found.factors, sides, shrink)
+                if now is None:
+                    continue
+                place = self._note(words, now)
+                if float(now.mean()) < float(errors.mean()):
+                    best, errors, taken = found, now, place
+        if self.settings.sides == "auto":
+            sides, errors, taken = self._sided(units, best, sides, shrink, errors, taken)
+        if self.settings.shrink == "auto":
+            for strength in STRENGTHS:
+                now = self.rehearsal.errors(best.factors, sides, strength)
+                if now is None:
+                    continue
+                place = self._note(f"what layers see drawn {strength:g} towards the weights", now)
+                if not float(now.mean()) < float(errors.mean()):
+                    break
+                shrink, errors, taken = strength, now, place
+        self.tried = [
+            one.model_copy(update={"taken": at == taken}) for at, one in enumerate(self.tried)
+        ]
+        return replace(
+            best,
+            sensitivities=first.sensitivities,
+            error=estimated(units, best),
+            sides={name for name in best.factors if name in sides},
+            shrink=shrink,
+            tried=self.tried,
+            notes=best.notes,
+        )
+
+    def _note(self, words: str, errors: Tensor) -> int:
+        error = sqrt(float(errors.mean()))
+        self.tried.append(Tried(words=words, error=float(f"{error:.3g}")))
+        return len(self.tried) - 1
+
+    def _ways(self, units: Sequence[Unit]) -> dict[str, Mapping[tuple[str, str], float]]:
+        """Return what layers' errors may weigh, by words on it."""
+        keys = [(unit.name, unit.role) for unit in units]
+        ways: dict[str, Mapping[tuple[str, str], float]] = {
+            "all layers alike": dict.fromkeys(keys, 1.0)
+        }
+        by_slopes = self._by_slopes(units)
+        if by_slopes:
+            ways["by the slopes of the output"] = {key: sqrt(one) for key, one in by_slopes.items()}
+        return ways
+
+    def _by_slopes(self, units: Sequence[Unit]) -> dict[tuple[str, str], float]:
+        """Return what an error as large as a unit's whole signal is, of the output's variance; the
+        unit's own sensitivity where no slopes are known; nothing where none are."""
+        size = self.rehearsal.size
+        found: dict[tuple[str, str], float] = {}
+        known = False
+        for unit in units:
+            weight = self.rehearsal.candidates.by_slopes(unit.layer, unit.role)
+            known |= weight is not None
+            share = unit.sensitivity if weight is None or not size > 0 else weight / size
+            found[unit.name, unit.role] = min(BOUNDS[1], max(BOUNDS[0], share))
+        return found if known else {}
+
+    def _sided(
+        self,
+        units: Sequence[Unit],
+        best: Allocation,
+        sides: set[str],
+        shrink: float,
+        errors: Tensor,
+        taken: int,
+    ) -> tuple[set[str], Tensor, int]:
+        """Return which layers are fitted by both sides: those of a group only where that is nearer
+        to the source."""
+        known = {name for name, _ in self.rehearsal.candidates.slopes}
+        groups: dict[str, list[Unit]] = {}
+        for unit in units:
+            if unit.name in best.factors and unit.name in known:
+                groups.setdefault(re.sub(r"\d+", "#", unit.name), []).append(unit)
+        if not groups:
+            return sides, errors, taken
+        now = self.rehearsal.errors(best.factors, set(), shrink)
+        if now is not None:
+            place = self._note("every layer by its inputs alone", now)
+            if float(now.mean()) < float(errors.mean()):
+                return set(), now, place
+        if len(groups) == 1:
+            return sides, errors, taken
+        order = sorted(groups, key=lambda one: -sum(unit.size for unit in groups[one]))
+        for name in order[:GROUPS]:
+            fewer = sides - {unit.name for unit in groups[name]}
+            now = self.rehearsal.errors(best.factors, fewer, shrink)
+            if now is None:
+                continue
+            place = self._note(f"{name} by its inputs alone", now)
+            if float(now.mean()) < float(errors.mean()):
+                sides, errors, taken = fewer, now, place
+        return sides, errors, taken
+
+
+def estimated(units: Sequence[Unit], found: Allocation) -> float:
+    """Return the error of a choice by the units' own sensitivities."""
+    total = 0.0
+    for unit in units:
+        spec = found.factors.get(unit.name, {}).get(unit.role)
+        if spec is None:
+            continue
+        one = spec.model_copy(update={"rank": 1})
+        for curve in unit.curves:
+            if curve.spec == one:
+                at = min(spec.rank, len(curve.errors) - 1)
+                total += float(loss(float(curve.errors[at]))) * unit.sensitivity
+    return sqrt(squared_error(total))
