@@ -28,7 +28,7 @@ from bp_convert.graph.reshape import CASTS, cast
 from bp_convert.planner import Planned, maps_for, prepare
 from bp_convert.pruning import prune as pruned
 from bp_convert.ready import check_ready
-from bp_convert.reconstruction import foretold, reconstruct
+from bp_convert.reconstruction import foretold, learnt_of, reconstruct
 from bp_convert.reporting import report_of
 from bp_convert.storage import mark
 from bp_convert.surgery import Converted, apply_plan, carried_out
@@ -391,7 +391,8 @@ def _apply(
     # and one that no data reaches stays so.
     done = apply_plan(model, plan, maps, checked=True, progress=progress)
     if data is not None:
-        errors, missed = fit_to_data(model, done.model, plan, data.batches, progress)
+        learnt = learnt_of(model, plan, data.batches)
+        errors, missed = fit_to_data(model, done.model, plan, learnt, progress)
         done.errors.update(errors)
         done.missed.update(missed)
         done.reconstruction = reconstruct(

@@ -11,6 +11,7 @@ from bp_convert.errors import PlanError, TrainingError
 from bp_convert.run.written import Outputs
 from bp_convert.values.explain import validated
 from bp_convert.values.marks import read_tree, read_word
+from bp_convert.values.reconstruction import Reconstruct
 from bp_convert.values.settings import Settings
 from bp_convert.values.target import Target
 
@@ -36,6 +37,11 @@ def settings_from(path: Path | None = None, **flags: Any) -> Settings:
         return asked
     read = validated(Settings, read_tree(path))
     merged = {name: getattr(one, name) for one in (read, asked) for name in one.model_fields_set}
+    tuned = [one.reconstruct for one in (read, asked) if isinstance(one.reconstruct, Reconstruct)]
+    if len(tuned) > 1:  # a flag says some of it only
+        merged["reconstruct"] = {
+            name: getattr(one, name) for one in tuned for name in one.model_fields_set
+        }
     return validated(Settings, merged, "setting", error=PlanError)
 
 

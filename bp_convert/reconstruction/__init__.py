@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bp_convert.reconstruction.blockwise import reconstruct
+from bp_convert.reconstruction.blockwise import learnt_of, reconstruct
 from bp_convert.reconstruction.foretelling import foretold
 
-__all__ = ["foretold", "reconstruct"]
+__all__ = ["foretold", "learnt_of", "reconstruct"]

@@ -59,14 +59,13 @@ def reconstruct(
         batches: (args, kwargs) of forward.
         digest: names the examples; a run on them that was killed is gone on with.
     """
-    count = sum(rows_in(batch) for batch in batches)
     if plan.settings.reconstruct == "off" or not plan.converted:
         return None
+    count = sum(rows_in(batch) for batch in batches)
     epochs, reason = epochs_of(plan, count, device_of(converted))
     if not epochs:
         return Reconstructed(reason=reason)
-    asked = asked_of(plan.settings)
-    parts, judging = divided(batches, held_of(count, asked.held_out))
+    parts, judging = _parted(plan, batches)
     if not judging:
         return Reconstructed(reason="the examples cannot be parted into learnt and held out ones")
     with draws_kept(source, converted):
@@ -74,6 +73,22 @@ def reconstruct(
             return _Course(source, converted, plan, parts, judging, epochs, digest, progress).run()
         except TooLong as problem:
             return Reconstructed(reason=str(problem))
+
+
+def learnt_of(model: nn.Module, plan: Plan, batches: Batches) -> Batches:
+    """Return the batches that factors may be fitted to: all, or without the examples that will
+    judge the tuning of blocks, which nothing must know before."""
+    count = sum(rows_in(batch) for batch in batches)
+    if not plan.converted or not epochs_of(plan, count, device_of(model))[0]:
+        return batches
+    parts, judging = _parted(plan, batches)
+    return parts[:-judging] if judging else batches
+
+
+def _parted(plan: Plan, batches: Batches) -> tuple[Batches, int]:
+    """Return batches, and how many of the last judge."""
+    count = sum(rows_in(batch) for batch in batches)
+    return divided(batches, held_of(count, asked_of(plan.settings).held_out))
 
 
 class TooLong(Exception):  # noqa: N818 - a reason, which a report gives
@@ -109,7 +124,8 @@ class _Course:
             _with_gradients(self.after)
         self.unasked = plan.settings.reconstruct is None
         self.names = {id(one): name for name, one in self.after.named_parameters()}
-        self.free = _free(converted)
+        known = set(self.names.values())
+        self.free = [name for name in _free(converted) if name in known]
         words = (self.asked.model_dump_json(), str(epochs), str(self.seed), digest)
         self.kept = Done(source, converted, *words, str(device_of(converted)))
         self.resumed = 0

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import bp_convert
 from bp_convert.cli.app import app
+from bp_convert.cli.reading import settings_from
 from bp_convert.errors import PlanError
 from bp_convert.graph.clone import clone
 from bp_convert.reconstruction import blockwise, reconstruct, tuning
@@ -251,6 +252,20 @@ def test_settings_read_switches_and_keys() -> None:
     model, x = deep()
     with pytest.raises(PlanError, match="epoch"):
         bp_convert.convert(model, **how(x, epoch=3))
+
+
+def test_flags_add_to_what_a_settings_file_says(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("reconstruct: {epochs: 5, blocks: [a]}\n")
+    for flag, wanted in (
+        ("on", Reconstruct(epochs=5, blocks=("a",))),
+        ({"epochs": 7}, Reconstruct(epochs=7, blocks=("a",))),
+        ("off", "off"),
+    ):
+        assert settings_from(file, reconstruct=flag).reconstruct == wanted
+    file.write_text("reconstruct: off\n")
+    assert settings_from(file).reconstruct == "off"
+    assert settings_from(file, reconstruct="on").reconstruct == Reconstruct()
 
 
 def test_the_command_tunes_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
