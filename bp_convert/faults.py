@@ -42,6 +42,7 @@ STAGES = {
     "counting": "planning",
     "pruning": "pruning",
     "surgery": "converting",
+    "mixing": "converting",
     "fitting": "fitting",
     "calibration": "fitting",
     "verify": "verifying",

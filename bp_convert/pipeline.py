@@ -37,7 +37,7 @@ from bp_convert.values.plan import Plan
 from bp_convert.values.progress import Progress, told
 from bp_convert.values.recipe import BATCHES
 from bp_convert.values.report import Report
-from bp_convert.values.settings import Init, Settings, SettingsKeywords
+from bp_convert.values.settings import Settings, SettingsKeywords, Start
 from bp_convert.values.tensors import TensorSpec
 from bp_convert.verify import fingerprint_of_data, verify
 from bp_convert.verify.fingerprint import check_untouched
@@ -261,7 +261,7 @@ def prune(
     params: int,
     *,
     inputs: Sequence[TensorSpec | str] = (),
-    init: Init = "warm",
+    init: Start = "warm",
     seed: int = 0,
 ) -> tuple[nn.Module, Plan]:
     """Return a copy of ``model`` with fewer channels, to compare with, and its plan.

@@ -15,7 +15,7 @@ from bp_convert.graph.others import others_of, shared_by
 from bp_convert.graph.walk import Site, walk
 from bp_convert.surgery import Converted, apply_plan, fingerprint
 from bp_convert.values.plan import LayerPlan, Plan
-from bp_convert.values.settings import Init, Settings
+from bp_convert.values.settings import Settings, Start
 from bp_convert.values.tensors import TensorSpec
 from bp_convert.widths.channel_map import measure_maps
 from bp_convert.widths.narrow import Narrow, narrow
@@ -28,7 +28,7 @@ def prune(
     params: int,
     *,
     inputs: Sequence[TensorSpec] = (),
-    init: Init = "warm",
+    init: Start = "warm",
     seed: int = 0,
 ) -> tuple[Converted, Plan]:
     """Prune as ``pipeline.prune`` says; layers that are added to each other are judged together.
@@ -60,7 +60,7 @@ def _plan(
     sites: Sequence[Site],
     found: Narrow,
     specs: Sequence[TensorSpec],
-    init: Init,
+    init: Start,
     seed: int,
 ) -> Plan:
     widths = found.widths

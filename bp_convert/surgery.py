@@ -21,6 +21,7 @@ from bp_convert.graph.walk import Site, walk
 from bp_convert.groups.carrying import biases, built, check_shares, fill_stack, tie
 from bp_convert.groups.members import BOTH
 from bp_convert.kinds import Spread
+from bp_convert.mixing import DRAWN, draw_at_size
 from bp_convert.values.plan import LayerPlan, Plan, Resize
 from bp_convert.values.progress import Progress
 from bp_convert.values.reconstruction import Reconstructed
@@ -271,12 +272,15 @@ class _Surgery:
         spread = self._spread(layer)
         if layer.init == "random":
             result.random[layer.name] = "as asked"
-        elif (reason := too_large(site, layer)) is not None:
+        elif layer.init == "warm" and (reason := too_large(site, layer)) is not None:
             result.random[layer.name] = reason
         elif spread is None:
             assert self.maps is not None
             why = self.maps.unknown.get(layer.name, "its channel map is not known")
             result.random[layer.name] = why
+        elif layer.init == "mixed":
+            draw_at_size(site, twin, spread)
+            result.random[layer.name] = DRAWN
         elif leader is not None and set(layer.shares) == set(BOTH):
             kind.rest(site.module, twin, spread)
             if leader.name in result.errors:

@@ -39,6 +39,7 @@ FLOORS = (
     "groups",
     "search",
     "spending",
+    "mixing",
     "surgery",
     "counting",
     "planner",

@@ -251,8 +251,9 @@ Init = Annotated[
     values.Init | None,
     option(
         SIZE,
-        "--init warm|random",
-        "warm: fit the trained weights. random: start afresh. Default: warm.",
+        "--init auto|warm|mixed|random",
+        "warm: fit the trained weights. mixed: draw factors, keep biases and norms. random: start "
+        "afresh. Default: auto, mixed for one term at alpha above 1, else warm.",
     ),
 ]
 Include = Annotated[

@@ -275,9 +275,8 @@ class Kind:
     @torch.no_grad()
     def rest(self, module: Any, twin: Any, spread: Spread) -> None:
         """Set what a twin holds beside its factors: the bias."""
-        wide = self.spread(module, spread)
-        if "bias" in wide:
-            twin.bias.copy_(wide["bias"])
+        if has_bias(module):
+            twin.bias.copy_(spread.rows(module.bias))
 
     @torch.no_grad()
     def shift(self, twin: Any, role: str, index: int, change: Tensor) -> bool:

@@ -30,6 +30,7 @@ from bp_convert.hub.rebuild import needed, rebuilt
 from bp_convert.kinds import Spread
 from bp_convert.large.shards import Shard, size_of
 from bp_convert.large.skeleton import Skeleton
+from bp_convert.mixing import DRAWN, draw_at_size
 from bp_convert.surgery import Converted, apply_plan, check, fill
 from bp_convert.values.plan import LayerPlan, Plan
 from bp_convert.values.progress import Progress
@@ -245,6 +246,10 @@ class _Run:
             site.kind.carry(there.outline, twin)
             if layer.init == "random":
                 self.done.random[layer.name] = "as asked"
+                return twin, None
+            if layer.init == "mixed":
+                draw_at_size(there, twin, Spread())
+                self.done.random[layer.name] = DRAWN
                 return twin, None
             return twin, fill(layer, there, twin, Spread())
 

@@ -21,6 +21,7 @@ from bp_convert.graph.walk import Site, walk
 from bp_convert.groups.members import tied_groups
 from bp_convert.kinds import Factors, prime_reason
 from bp_convert.kinds.foreign import packed
+from bp_convert.mixing import started
 from bp_convert.planner.heads import head_reasons
 from bp_convert.planner.requests import indirect, reasons_of, requests_of
 from bp_convert.planner.samples import sample_inputs
@@ -281,7 +282,7 @@ class _Planning:
             outputs=(before[1], after[1]),
             factors=factors if replaced else {},
             shares=shares,
-            init=request.init,
+            init=started(request.init, self.settings.alpha, factors if replaced else {}),
             store=store,
             params=(
                 sum(p.numel() for p in site.held.parameters()),

@@ -10,7 +10,7 @@ from torch import nn
 from bp_convert.graph.observe import Observation
 from bp_convert.graph.walk import Site, select, structural_reasons
 from bp_convert.kinds import Ask
-from bp_convert.values.settings import LayerRule, Settings, Store
+from bp_convert.values.settings import Init, LayerRule, Settings, Store
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class LayerRequest:
     least, ``store`` how its weights are stored, where that is not to be chosen."""
 
     ask: Ask
-    init: str
+    init: Init
     insists: bool
     refusal: str | None
     floor: float = 0.0

@@ -9,6 +9,7 @@ from torch import nn
 
 from bp_convert.graph.example import SampleInputs
 from bp_convert.graph.walk import Site
+from bp_convert.mixing import DRAWN
 from bp_convert.surgery import too_large
 from bp_convert.values.plan import Plan
 from bp_convert.values.progress import Progress
@@ -34,8 +35,8 @@ class Planned:
 def maps_for(
     model: nn.Module, plan: Plan, sample: SampleInputs, progress: Progress | None = None
 ) -> ChannelMaps | None:
-    """Measure channel maps where a widened layer starts warm, and the model has weights."""
-    warm = any(layer.init == "warm" for layer in plan.layers)
+    """Measure channel maps where a widened model keeps what is trained, and has weights."""
+    warm = any(layer.init != "random" for layer in plan.layers)
     if not (plan.resizes and warm) or any(p.is_meta for p in model.parameters()):
         return None
     if progress is not None:
@@ -50,11 +51,12 @@ def with_warmth(plan: Plan, sites: Sequence[Site], maps: ChannelMaps) -> Plan:
     for site in sites:
         layer = plan.layer(site.name)
         if layer is not None and layer.action == "replaced":
-            reason = too_large(site, layer)
-            reasons.update({} if reason is None else {site.name: reason})
+            reason = DRAWN if layer.init == "mixed" else too_large(site, layer)
+            if reason is not None:
+                reasons.setdefault(site.name, reason)
     layers = tuple(
         layer.model_copy(update={"notes": (*layer.notes, NOISE + reasons[layer.name])})
-        if layer.init == "warm" and layer.name in reasons
+        if layer.init != "random" and layer.name in reasons
         else layer
         for layer in plan.layers
     )

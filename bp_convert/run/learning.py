@@ -74,7 +74,7 @@ def has_teacher(job: Job, *, trained: bool) -> bool:
     Args:
         trained: whether the source is worth learning from.
     """
-    auto = job.teacher == "auto" and trained and job.request.init == "warm"
+    auto = job.teacher == "auto" and trained and job.request.init != "random"
     return job.teacher == "source" or auto
 
 

@@ -17,7 +17,7 @@ from bp_convert.values.plan import Plan, Totals
 from bp_convert.values.progress import Progress
 from bp_convert.values.recipe import Job
 from bp_convert.values.report import Report
-from bp_convert.values.settings import Settings
+from bp_convert.values.settings import Settings, Start
 from bp_convert.values.target import Target
 
 # What a low-rank counterpart is asked for as its conversion is.
@@ -42,7 +42,7 @@ def planned(job: Job, model: nn.Module, examples: Examples | None, progress: Pro
     # started afresh.
     asked = Settings(
         target=(Target(quantity="params", value=_within(job, size)),),
-        method="svd-data" if examples is not None and request.init == "warm" else "svd",
+        method="svd-data" if examples is not None and request.init != "random" else "svd",
         **{name: getattr(request, name) for name in LAYERS},
     )
     given = examples if asked.method == "svd-data" else None
@@ -88,8 +88,9 @@ def build(
     if job.counterpart == "pruned":
         progress("pruning", 0, 1)
         size, request = int(_within(job, plan.params)), job.request
+        init: Start = "random" if request.init == "random" else "warm"
         small, pruned = pipeline.prune(
-            source.model, size, inputs=plan.inputs, init=request.init, seed=request.seed
+            source.model, size, inputs=plan.inputs, init=init, seed=request.seed
         )
         return small, pruned, None
     fitted = job.counterpart is None or plan.settings.fits_data

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from bp_convert.values.base import Shown, Value
 from bp_convert.values.factors import FactorSpec
-from bp_convert.values.settings import Init, Settings, Store
+from bp_convert.values.settings import Settings, Start, Store
 from bp_convert.values.tensors import TensorSpec
 
 NAMED = 0.01  # share of the parameters from which on a class of modules is worth a mention
@@ -56,7 +56,7 @@ class LayerPlan(Value):
     outputs: tuple[int, int]
     factors: dict[str, FactorSpec] = Field(default_factory=dict)
     shares: dict[str, str] = Field(default_factory=dict)
-    init: Init = "warm"
+    init: Start = "warm"
     store: Store | None = None
     params: tuple[int, int]
     shared: tuple[int, int] = (0, 0)

@@ -90,7 +90,7 @@ class JobKeys(Value):
     alpha: Annotated[float, Field(ge=1, lt=1000)] = 1.0
     rank: Rank = 1
     method: Method = "auto"
-    init: Init = "warm"
+    init: Init = "auto"
     counterpart: Counterpart | None = None
     train: Training | None = None
     finetune: Training | None = None

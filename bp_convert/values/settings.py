@@ -14,7 +14,9 @@ from bp_convert.values.target import Target
 from bp_convert.values.tensors import TensorSpec
 
 Policy = Literal["fast", "paper"]
-Init = Literal["warm", "random"]
+# Where factors start from, and what may be asked for: auto chooses by what the terms keep.
+Start = Literal["warm", "mixed", "random"]
+Init = Literal["auto", "warm", "mixed", "random"]
 # Which candidates a budget is spent on, and whether they are fitted to data; auto takes kron, and
 # fits it to data where there is some.
 Method = Literal["auto", "svd", "svd-data", "kron", "kron-data"]
@@ -92,7 +94,9 @@ class Settings(Value):
             out of calibration and takes the best.
         shrink: how much of their mean variance is added to what layers see, so that directions
             that the data hardly shows count more; ``auto`` tries several on examples held out.
-        init: ``warm`` starts from the trained weights, ``random`` from noise.
+        init: ``warm`` starts from the trained weights; ``random`` from noise; ``mixed`` draws the
+            factors, at the size of their weights, and keeps trained biases, norms and other
+            layers; ``auto`` takes ``mixed`` for single terms of a widened model, else ``warm``.
         include: patterns of layers to convert; empty means all.
         exclude: patterns of layers to leave alone.
         layers: rules for single layers.
@@ -120,7 +124,7 @@ class Settings(Value):
     sides: Sides = "auto"
     allocation: Allocation = "auto"
     shrink: Literal["auto"] | Annotated[float, Field(ge=0, le=100)] = "auto"
-    init: Init = "warm"
+    init: Init = "auto"
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     layers: tuple[LayerRule, ...] = ()
@@ -163,7 +167,7 @@ class Settings(Value):
         quantities = [target.quantity for target in self.target]
         if len(set(quantities)) < len(quantities):
             raise ValueError("two targets for one quantity")
-        if self.target and self.init == "random":
+        if self.target and self.init in ("mixed", "random"):
             raise ValueError("a target chooses by the trained weights: init must be warm")
         return self
 
