@@ -280,7 +280,7 @@ def test_a_converted_model_is_left_alone() -> None:
 
 
 def test_a_plan_says_whether_widening_keeps_the_function_and_where_not() -> None:
-    plan = _plan(_mlp(512, 512, 512, 10), alpha=2)
+    plan = _plan(_mlp(512, 512, 512, 10), alpha=2, init="warm")
     assert any("keeps the function" in note for note in plan.notes)
 
     class Sums(nn.Module):
@@ -291,10 +291,12 @@ def test_a_plan_says_whether_widening_keeps_the_function_and_where_not() -> None
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.c(torch.relu(self.b(torch.cumsum(self.a(x), 1))))
 
-    plan = _plan(Sums(), alpha=2)
+    plan = _plan(Sums(), alpha=2, init="warm")
     layer = plan.layer("b")
     assert layer is not None
     assert any(note.startswith("starts from noise: its new input") for note in layer.notes)
     assert any("does not keep the function" in note for note in plan.notes)
+    drawn = _plan(_mlp(512, 512, 512, 10), alpha=2)
+    assert any("does not keep the function" in note for note in drawn.notes)
     random = _plan(Sums(), alpha=2, init="random")
     assert not any("the function" in note for note in random.notes)
