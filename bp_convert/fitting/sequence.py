@@ -21,14 +21,14 @@ from bp_convert.calibration.moments import Moment
 from bp_convert.calibration.slopes import Slopes, gather_slopes
 from bp_convert.calibration.tap import Batches, Tap
 from bp_convert.fitting.norms import Norms, settle_norms
-from bp_convert.fitting.together import TiedTables, names_of
+from bp_convert.fitting.together import Targets, Together
 from bp_convert.graph.clone import clone
 from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Factors, Spread
 from bp_convert.kron.als import fit_in_metric, natural
 from bp_convert.kron.column_order import Columns
-from bp_convert.kron.metric import Diagonal
+from bp_convert.kron.metric import Diagonal, Metric
 from bp_convert.values.plan import Plan
 from bp_convert.values.progress import Progress, unheard
 
@@ -78,7 +78,7 @@ def fit_to_data(
     two = {one.name for one in plan.converted if one.sides == "both"}
     slopes = gather_slopes(before, [one for one in wanted if one.name in two], batches, progress)
     stages = order.stages(STAGES)
-    tables = TiedTables(before, plan, wanted, order, batches)
+    together = Together(before, plan, wanted, order, batches)
     errors: dict[str, float] = {}
     for number, names in enumerate(stages):
         progress(f"fitting {names[0]}", number, len(stages))
@@ -86,14 +86,20 @@ def fit_to_data(
         again = any(order.calls[name] > 1 for name in names)
         for _ in range(ROUNDS if again else 1):
             moments = _compared(before, after, stage, order, batches)
+            targets = _targets(
+                [one for one in stage if together.shares(one.name)], moments, plan.shrink
+            )
             for site in stage:
                 if _seen(site, converted, moments):
-                    error = _fit(site, converted, moments, tables, slopes, plan.shrink)
+                    if together.shares(site.name):
+                        error = together.fit(site, converted, moments, targets)
+                    else:
+                        error = _fit(site, converted, moments, slopes, plan.shrink)
                     if error is not None:
                         errors[site.name] = error
-                    for name in names_of(tables.groups, site.name):
+                    for name in together.names(site.name):
                         _brought(converted.get_submodule(name), after.get_submodule(name))
-    errors.update(tables.errors(errors))
+    errors.update(together.errors(errors))
     settle_norms(source, converted, batches)
     if off is not None and (now := yardstick.error(converted)) is not None and now > off:
         converted.load_state_dict(start)
@@ -102,8 +108,8 @@ def fit_to_data(
     for site in wanted:
         if site.name not in errors:
             missed[site.name] = (
-                "the calibration data did not reach all who share its factors"
-                if site.name in tables.groups and site.name in order.calls
+                "it shares factors, and not all who do were reached"
+                if together.shares(site.name) and site.name in order.calls
                 else "the calibration data never reached it"
             )
     return errors, missed
@@ -144,18 +150,30 @@ def _brought(layer: nn.Module, other: nn.Module) -> None:
         mine.copy_(found)
 
 
+def _targets(sites: Sequence[Site], moments: Moments, shrink: float) -> Targets:
+    """Return what layers that share a factor are to reproduce, and in which metric: one object for
+    those that read one tensor."""
+    metrics: dict[int, Metric] = {}
+    found = {}
+    for site in sites:
+        held = moments.get((site.name, "weight"))
+        if held and held[0].count and not site.kind.lookup:
+            if id(held[0]) not in metrics:
+                metrics[id(held[0])] = held[0].metric(shrink)
+            metric = metrics[id(held[0])]
+            weight = site.kind.computed(site.module)["weight"][0]
+            found[site.name] = (held[0].target(weight, metric), metric)
+    return found
+
+
 def _fit(
     site: Site,
     converted: nn.Module,
     moments: Moments,
-    tables: TiedTables | None = None,
     slopes: Slopes | None = None,
     shrink: float = 0.0,
-) -> float | None:
-    """Fit every matrix of one layer; return the relative error of its output. None where it shares
-    its factors, and not all who do were seen."""
-    if tables is not None and site.name in tables.groups:
-        return tables.fit(site, converted, moments)
+) -> float:
+    """Fit every matrix of one layer; return the relative error of its output."""
     twin = converted.get_submodule(site.name)
     kind = site.kind
     choices = kind.choices(site.module, kind.widths(site.module))

@@ -80,6 +80,26 @@ def write(key: str, curves: Sequence[Curve], sensitivity: float) -> None:
         return
 
 
+def read_names(key: str) -> list[tuple[str, ...]] | None:
+    """Return the lists of names kept under a key; None where there are none."""
+    try:
+        held = json.loads((cache_folder() / f"{key}.json").read_text(encoding="utf-8"))
+        return [tuple(map(str, one)) for one in held]
+    except Exception:  # not there, or damaged in whatever way: they are found again
+        return None
+
+
+def write_names(key: str, names: Sequence[Sequence[str]]) -> None:
+    """Keep lists of names under a key; a folder that cannot be written to is no error."""
+    folder = cache_folder()
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as work:
+            path = Path(work) / "names.json"
+            path.write_text(json.dumps(names), encoding="utf-8")
+            path.replace(folder / f"{key}.json")
+
+
 @functools.cache  # once a process: what one process writes is little beside the limit
 def _trim(folder: Path) -> None:
     """Remove what was not used for longest, where a folder holds more than ``LIMIT``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -17,6 +17,7 @@ from bp_convert.errors import PlanError
 from bp_convert.graph.clone import clone
 from bp_convert.graph.walk import Site
 from bp_convert.groups.members import Tied, tied_groups
+from bp_convert.groups.stack import Stack
 from bp_convert.groups.table_metric import (
     TableMetric,
     low_rank_spec,
@@ -31,6 +32,7 @@ from bp_convert.search import cache
 from bp_convert.search.curves import Curve, curves_of
 from bp_convert.search.group_units import tied_unit
 from bp_convert.search.sensitivity import Trials
+from bp_convert.search.sharing import stack_curve, stack_of_names, stack_unit, stacks_among
 from bp_convert.search.units import FreeLayer, Unit, make_unit
 from bp_convert.values.progress import Progress
 from bp_convert.values.settings import Method
@@ -110,6 +112,7 @@ class Candidates:
     progress: Progress = lambda *_: None
     both: bool = False
     shrink: float = 0.0
+    _metrics: dict[int, Metric] = field(default_factory=dict)
 
     @property
     def by_data(self) -> bool:
@@ -169,6 +172,56 @@ class Candidates:
             held = curves, sensitivity
             cache.write(key, *held)
         return tied_unit(group, ones, *held)
+
+    def groups(self, units: Sequence[Unit]) -> list[tuple[Stack, Unit]]:
+        """Return groups of layers that may share a factor, with their options together: where
+        there is data, and terms are fitted to it."""
+        if not self.by_data:
+            return []
+        key = cache.key_of(
+            (),
+            self.method,
+            "groups",
+            "both" if self.both else "inputs",
+            f"{self.shrink:g}",
+            self._whole,
+            self.digest,
+            *(f"{one.name} {one.sensitivity:.6g}" for one in units),
+        )
+        known = {one.name: one for one in units}
+        names = cache.read_names(key)
+        if names is None:
+            stacks = stacks_among(units, self._gathered)
+            cache.write_names(key, [one.names for one in stacks])
+        else:
+            stacks = [stack_of_names(units, one) for one in names]
+        made = []
+        metrics: dict[str, Metric] = {}
+        for number, stack in enumerate(stacks):
+            self.progress("candidates that share factors", number, len(stacks))
+            mine = cache.key_of((), key, *stack.names)
+            held = cache.read(mine)
+            if held is None:
+                for name in stack.names:
+                    if name not in metrics:
+                        metrics[name] = self._metric_of(name)
+                curve = stack_curve(stack, known, metrics)
+                held = [curve] if curve else [], 1.0
+                cache.write(mine, *held)
+            if held[0]:
+                made.append((stack, stack_unit(stack, known, held[0][0])))
+        return made
+
+    def gathered(self, name: str) -> list[Moment]:
+        """Return the moments of a layer's only role."""
+        return self._gathered[name, "weight"]
+
+    def _metric_of(self, name: str) -> Metric:
+        """Return a layer's metric; one object for layers that read one tensor."""
+        moment = self.gathered(name)[0]
+        if id(moment) not in self._metrics:
+            self._metrics[id(moment)] = moment.metric(self.shrink)
+        return self._metrics[id(moment)]
 
     def _table_metric(self, group: Tied, layers: Sequence[FreeLayer]) -> TableMetric | None:
         """Return what an error of the table costs in a group's layers; None where nothing tells."""

@@ -11,7 +11,7 @@ import numpy as np
 from bp_convert.graph.walk import Site
 from bp_convert.groups.members import Tied
 from bp_convert.search.curves import Curve
-from bp_convert.search.units import COSTS, FreeLayer, Unit, make_unit
+from bp_convert.search.units import COSTS, FreeLayer, Unit
 from bp_convert.values.factors import FactorSpec
 
 Own = Callable[[Site, FactorSpec], FactorSpec]  # a member's factors, given the group's
@@ -81,7 +81,8 @@ def group_unit(
     numbers = shape[0] * shape[1]
     dense = np.zeros(len(COSTS))
     for one in layers:
-        dense[1:] += make_unit(one, "weight", shape, 1, [], 1.0, alone=True).dense[1:]
+        times = [before for before, _ in one.times(one.any_factors())]
+        dense[1:] += np.array([float(one.dense_macs), *times])
     dense[0] = numbers
     unit = GroupUnit(
         *(layers[0], "weight", 1, shape, curves, sensitivity, dense, True),

@@ -75,6 +75,8 @@ class Allocation:
         errors: estimated relative error of each replaced layer.
         sensitivities: of every layer that took part.
         error: estimated relative error of the output.
+        params: that all of what was chosen takes.
+        macs_limited: multiply-adds are among what was limited.
         notes: what the user should know.
         sides: layers that are fitted by what the model makes of their outputs, too.
         shrink: how much of their mean variance is added to what layers see.
@@ -86,10 +88,17 @@ class Allocation:
     errors: dict[str, float] = field(default_factory=dict)
     sensitivities: dict[str, float] = field(default_factory=dict)
     error: float = 0.0
+    params: float = 0.0
+    macs_limited: bool = False
     notes: list[str] = field(default_factory=list)
     sides: set[str] = field(default_factory=set)
     shrink: float = 0.0
     tried: list[Tried] = field(default_factory=list)
+
+    @property
+    def sharing(self) -> set[str]:
+        """Names of the layers that share factors."""
+        return {*self.shares, *(whose for one in self.shares.values() for whose in one.values())}
 
 
 @dataclass
@@ -228,6 +237,7 @@ def _polished(
 
 def _result(found: Allocation, choice: _Choice, limits: Mapping[str, float]) -> Allocation:
     squared: dict[str, float] = {}
+    found.params, found.macs_limited = choice.sum("params"), "macs" in limits
     for unit, at in zip(choice.units, choice.at, strict=True):
         spec, error = unit.spec(at), float(unit.errors[at])
         found.error += float(loss(error)) * unit.sensitivity

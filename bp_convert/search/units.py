@@ -146,6 +146,12 @@ class Unit:
             if len(terms):
                 self.add(place, terms)
 
+    def costs_of(self, spec: FactorSpec) -> np.ndarray:
+        """Return the costs of some factors."""
+        one = spec.model_copy(update={"rank": 1})
+        found: np.ndarray = self._costs(one, np.array([spec.rank]))[0]
+        return found
+
     def only(self, at: np.ndarray | slice) -> Unit:
         """Return the unit with some of its options."""
         return replace(self, picked=self.picked[at], costs=self.costs[at], errors=self.errors[at])

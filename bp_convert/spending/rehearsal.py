@@ -21,10 +21,11 @@ from bp_convert.calibration.tap import Batches, Tap
 from bp_convert.graph.clone import clone
 from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site
+from bp_convert.groups.stack import Stack, coefficients, shared_rows
 from bp_convert.kinds import Factors
 from bp_convert.kron.als import affordable, fit_in_metric, natural
 from bp_convert.kron.column_order import Columns
-from bp_convert.kron.metric import Metric, Plain
+from bp_convert.kron.metric import Full, Metric, Plain
 from bp_convert.search.candidates import Candidates
 from bp_convert.search.units import Unit
 from bp_convert.values.factors import FactorSpec
@@ -52,7 +53,11 @@ class Rehearsal:
 
     @torch.no_grad()
     def errors(
-        self, chosen: Mapping[str, Factors], both: Collection[str], shrink: float = 0.0
+        self,
+        chosen: Mapping[str, Factors],
+        both: Collection[str],
+        shrink: float = 0.0,
+        stacks: Sequence[Stack] = (),
     ) -> Tensor | None:
         """Return the squared error of each held-out example; None where none can be compared.
 
@@ -60,7 +65,10 @@ class Rehearsal:
             chosen: factors by layer and role; other layers stay as they are.
             both: layers whose outputs count by what the model makes of them.
             shrink: as for ``Candidates``.
+            stacks: layers that share a factor.
         """
+        rows: dict[str, Tensor] = {}  # of the factors that are shared, by the first layer's name
+        sharing = {name: stack for stack in stacks for name in stack.names}
         source, model = self._source, self._copy
         yardstick = self._yardstick
         units: dict[str, list[Unit]] = {}
@@ -80,6 +88,9 @@ class Rehearsal:
                     for unit in units[name]:
                         found = moments.get((name, unit.role))
                         spec = chosen[name][unit.role]
+                        if name in sharing and found and found[0].count:
+                            self._share(model, unit, sharing[name], spec, moments, rows, shrink)
+                            continue
                         self._change(model, unit, spec, found, both=name in both, shrink=shrink)
             for name, ones in units.items():  # what no data reaches goes by its weights
                 if name not in self._order.calls:
@@ -144,6 +155,40 @@ class Rehearsal:
         site.kind.add(module, unit.role, changes)
         if len(shifts) == len(changes):
             site.kind.add_bias(module, unit.role, shifts)
+
+    def _share(
+        self,
+        model: nn.Module,
+        unit: Unit,
+        stack: Stack,
+        spec: FactorSpec,
+        moments: Mapping[tuple[str, str], list[Moment]],
+        rows: dict[str, Tensor],
+        shrink: float,
+    ) -> None:
+        """Put a layer's matrix where its factors would be, of which one is a group's."""
+        site, leader = unit.layer.site, stack.names[0]
+        moment = moments[site.name, unit.role][0]
+        weight, metric = site.kind.computed(site.module)[unit.role][0], moment.metric(shrink)
+        assert isinstance(metric, Full)
+        if leader not in rows:
+            weights, metrics = [], []
+            known = {id(moment): metric}
+            for one in stack.sites:
+                near = moments.get((one.name, unit.role)) or self.candidates.gathered(one.name)
+                form = known.setdefault(id(near[0]), near[0].metric(shrink))
+                weights.append(one.kind.computed(one.module)[unit.role][0])
+                metrics.append(form)
+            full = [one for one in metrics if isinstance(one, Full)]
+            counts = [1.0] * len(weights)
+            rows[leader] = shared_rows(weights, full, counts)[:, : spec.rank].t()
+        own = coefficients(moment.target(weight, metric), metric, rows[leader])
+        fitted = (own @ rows[leader]).to(weight)
+        module = model.get_submodule(site.name)
+        site.kind.add(module, unit.role, [fitted - weight])
+        if moment.centred:
+            before, after = moment.other_mean.float(), moment.mean.float()
+            site.kind.add_bias(module, unit.role, [weight @ before - fitted @ after])
 
     @staticmethod
     def _kernel(unit: Unit) -> tuple[int, ...]:

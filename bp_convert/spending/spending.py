@@ -20,13 +20,15 @@ from bp_convert.kinds import Ask
 from bp_convert.search.budget import budget_for
 from bp_convert.search.candidates import Candidates, settled
 from bp_convert.search.selection import Allocation, Budget, choose
+from bp_convert.search.sharing import exchanged
 from bp_convert.search.units import FreeLayer, Unit
 from bp_convert.spending.rehearsal import Rehearsal
-from bp_convert.spending.trying import Trying
+from bp_convert.spending.trying import Trying, estimated
 from bp_convert.values.plan import largest
 from bp_convert.values.progress import Progress
 from bp_convert.values.settings import Settings
 
+EXCHANGES = 3  # times that layers are exchanged for groups of them
 MANY = 32  # the larger batch at which the whole model is to stay as fast
 
 
@@ -86,12 +88,60 @@ class Spending:
         found = self._chosen(units, layers, budget)
         if not candidates.by_data:
             return found
+        trying = None
         if not self.tries or groups:
             sides = set(found.factors) if candidates.both else set()
-            return replace(found, sides=sides, shrink=candidates.shrink)
-        rehearsal = Rehearsal(candidates, parted(self._batches)[1], units)
-        choose = partial(self._chosen, layers=layers, budget=budget)
-        return Trying(rehearsal, choose, asked, self.progress).best(units, found)
+            found = replace(found, sides=sides, shrink=candidates.shrink)
+        else:
+            rehearsal = Rehearsal(candidates, parted(self._batches)[1], units)
+            choose = partial(self._chosen, layers=layers, budget=budget)
+            trying = Trying(rehearsal, choose, asked, self.progress)
+            found = trying.best(units, found)
+        return self._shared(candidates, units, layers, budget, found, trying)
+
+    def _shared(
+        self,
+        candidates: Candidates,
+        units: Sequence[Unit],
+        layers: Sequence[FreeLayer],
+        budget: Budget,
+        best: Allocation,
+        trying: Trying | None,
+    ) -> Allocation:
+        """Choose again with groups of layers that share a factor, as long as that is better: what
+        was found without them stays the choice to beat."""
+        by_error = any(one.quantity == "error" for one in self.settings.target)
+        weighed = units if trying is None else trying.units or units
+        groups = candidates.groups(weighed) if best.factors else []
+        for _ in range(EXCHANGES if groups else 0):
+            more = exchanged(weighed, groups, best)
+            if more is None:
+                break
+            self.progress("choosing who shares factors", len(layers), len(layers))
+            try:
+                found = self._chosen(more, layers, budget)
+            except PlanError:
+                break
+            found = replace(
+                found,
+                sensitivities=best.sensitivities,
+                error=estimated(units, found),
+                sides={one for one in best.sides if one in found.factors} - found.sharing,
+                shrink=best.shrink,
+                tried=best.tried,
+            )
+            if by_error:
+                better = found.params < best.params
+            elif trying is None or trying.errors is None:
+                better = found.error < best.error
+            else:
+                better = trying.is_better(found, [one for one, _ in groups])
+                best = replace(best, tried=trying.tried)
+                found = replace(found, tried=trying.tried)
+            if not better:
+                break
+            weighed, best = more, found
+        return best
 
     @property
     def tries(self) -> bool:

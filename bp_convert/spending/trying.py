@@ -16,6 +16,7 @@ from math import sqrt
 from torch import Tensor
 
 from bp_convert.errors import PlanError
+from bp_convert.groups.stack import Stack
 from bp_convert.search.allocate import loss, squared_error
 from bp_convert.search.selection import Allocation
 from bp_convert.search.units import Unit
@@ -39,6 +40,11 @@ class Trying:
         rehearsal: tries a choice.
         choose: spends the target on units.
         settings: what may be tried.
+
+    Attributes:
+        tried: what was tried.
+        units: what the best choice was made among, as their errors weigh in it.
+        errors: of the best choice on each example that is held out.
     """
 
     rehearsal: Rehearsal
@@ -46,6 +52,8 @@ class Trying:
     settings: Settings
     progress: Progress
     tried: list[Tried] = field(default_factory=list)
+    units: Sequence[Unit] = ()
+    errors: Tensor | None = None
 
     def best(self, units: Sequence[Unit], first: Allocation) -> Allocation:
         """Return the best of several choices, with what was tried.
@@ -83,6 +91,7 @@ class Trying:
                 place = self._note(words, now)
                 if float(now.mean()) < float(errors.mean()):
                     best, errors, taken = found, now, place
+                    self.units = other
         if self.settings.sides == "auto":
             sides, errors, taken = self._sided(units, best, sides, shrink, errors, taken)
         if self.settings.shrink == "auto":
@@ -97,6 +106,7 @@ class Trying:
         self.tried = [
             one.model_copy(update={"taken": at == taken}) for at, one in enumerate(self.tried)
         ]
+        self.errors = errors
         return replace(
             best,
             sensitivities=first.sensitivities,
@@ -106,6 +116,35 @@ class Trying:
             tried=self.tried,
             notes=best.notes,
         )
+
+    def is_better(self, found: Allocation, stacks: Sequence[Stack]) -> bool:
+        """Return whether a choice in which layers share factors is nearer to the source than the
+        best so far; it is that then.
+
+        Args:
+            stacks: those who may share.
+        """
+        leads = {whose for one in found.shares.values() for whose in one.values()}
+        sharing = {
+            leader: {
+                leader,
+                *(name for name, one in found.shares.items() if leader in one.values()),
+            }
+            for leader in leads
+        }
+        taken = [one for one in stacks if sharing.get(one.names[0]) == set(one.names)]
+        now = self.rehearsal.errors(found.factors, found.sides, found.shrink, taken)
+        if now is None or self.errors is None:
+            return False
+        self._note("layers that share a factor", now)
+        better = float(now.mean()) < float(self.errors.mean())
+        if better:
+            self.errors = now
+            last = len(self.tried) - 1
+            self.tried = [
+                one.model_copy(update={"taken": at == last}) for at, one in enumerate(self.tried)
+            ]
+        return better
 
     def _note(self, words: str, errors: Tensor) -> int:
         error = sqrt(float(errors.mean()))
@@ -179,6 +218,9 @@ def estimated(units: Sequence[Unit], found: Allocation) -> float:
     for unit in units:
         spec = found.factors.get(unit.name, {}).get(unit.role)
         if spec is None:
+            continue
+        if unit.name in found.sharing and not unit.many:  # errors are those of the whole group
+            total += float(loss(found.errors[unit.name] ** 2)) * unit.sensitivity
             continue
         one = spec.model_copy(update={"rank": 1})
         for curve in unit.curves:
