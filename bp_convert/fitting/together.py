@@ -72,7 +72,13 @@ class Together:
                 stack = stack_of([sites[name] for name in whole[leader]])
                 self.stacks.update(dict.fromkeys(stack.names, stack))
         # What members get in the source, for those that are reached after the first.
-        ahead = [sites[name] for name in (*self.tied, *self.stacks) if name in order.calls]
+        at_once = [set(group) for group in order.together]
+        later = [
+            name
+            for name, stack in self.stacks.items()
+            if not any(set(stack.names) <= group for group in at_once)
+        ]
+        ahead = [sites[name] for name in (*self.tied, *later) if name in order.calls]
         self.moments: Moments = gather(source, ahead, batches, order) if ahead else {}
 
     def shares(self, name: str) -> bool:
@@ -155,9 +161,10 @@ class Together:
             self.settled.add(stack.names[0])
             twin.w2.copy_(rows[:, :, None])
         rows = twin.w2.detach().squeeze(2)  # (R, D)
-        own = coefficients(target, metric, rows).to(twin.w1)  # (K, R)
+        own = coefficients(target, metric, rows).to(twin.w1.dtype)  # (K, R)
         twin.w1.copy_(own.t()[:, :, None])
-        return own.float() @ rows.float()
+        fitted: Tensor = own.float() @ rows.float()
+        return fitted
 
     def _shared_rows(self, stack: Stack, targets: Targets, rank: int) -> Tensor | None:
         """Return B (R, D): from what is reached in this stage, and for the other members from what
@@ -183,7 +190,8 @@ class Together:
         # Of the size that factors have which are fitted alone.
         size = sum(float(one.square().sum()) for one in weights) ** 0.25 / rank**0.25
         norms = torch.linalg.vector_norm(found, dim=1, keepdim=True)
-        return (found / norms.clamp(min=1e-30) * size).float()
+        scaled: Tensor = found / norms.clamp(min=1e-30) * size
+        return scaled.float()
 
 
 def _settle_table(group: Tied, leader: Any, metric: TableMetric) -> None:

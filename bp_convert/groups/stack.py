@@ -18,8 +18,8 @@ from bp_convert.kinds.linear_kind import LinearKind
 from bp_convert.kron.metric import Full
 from bp_convert.values.factors import FactorSpec
 
-FEW = 3  # layers up to which any of those that read one tensor may form a group
-NARROW = 1024  # inputs up to which layers of several blocks do
+FEW = 3  # layers up to which any of those that read one tensor may form a group, and
+NARROW = 1024  # inputs up to which those do, and layers of several blocks
 LEAST = 1e-9  # of the mean diagonal: directions that repeat each other do not run away
 
 
@@ -72,23 +72,28 @@ def stack_of(sites: Sequence[Site]) -> Stack:
     return Stack(tuple(sites), tuple(one[1] for one in widths), widths[0][0])
 
 
-def stacks_of(together: Sequence[Sequence[Site]], sites: Sequence[Site]) -> list[Stack]:
+def stacks_of(
+    together: Sequence[Sequence[Site]], sites: Sequence[Site], *, across: bool
+) -> list[Stack]:
     """Return the groups of layers that may be worth sharing: those that read one tensor, and those
     that have one place in blocks that follow each other.
 
     Args:
         together: layers that read one tensor, in one metric.
         sites: all layers that may take part.
+        across: blocks may share with each other.
     """
     found: dict[tuple[str, ...], Stack] = {}
     ones = [_alike(group) for group in together]
     wholes = [group for group in ones if len(group) > 1]
     for group in wholes:
-        for many in range(2, len(group) + 1) if len(group) <= FEW else (len(group),):
+        few = len(group) <= FEW and group[0].kind.widths(group[0].module)[0] <= NARROW
+        for many in range(2, len(group) + 1) if few else (len(group),):
             for part in combinations(group, many):
                 found[tuple(one.name for one in part)] = stack_of(part)
     narrow = [one for one in sites if one.kind.widths(one.module)[0] <= NARROW]
-    for one, two in _neighbours([[site] for site in narrow]) + _neighbours(wholes):
+    pairs = _neighbours([[site] for site in narrow]) + _neighbours(wholes) if across else []
+    for one, two in pairs:
         pair = [*one, *two]
         if len({site.kind.widths(site.module)[0] for site in pair}) == 1:
             found.setdefault(tuple(site.name for site in pair), stack_of(pair))
@@ -137,22 +142,21 @@ def shared_rows(
     may share some: each weight counts by its part of its own energy, times ``counts``. Exact where
     all have one metric, else in their mean."""
     size = weights[0].shape[1]
-    alike = all(one is metrics[0] for one in metrics)
-    form = metrics[0].matrix.double()
-    if not alike:
-        form = torch.zeros(size, size, dtype=torch.float64)
+    form = metrics[0]
+    if any(one is not form for one in metrics):
+        mean = torch.zeros(size, size, dtype=torch.float64)
         for metric in metrics:
-            form += metric.matrix.double() / (len(metrics) * float(metric.matrix.trace()))
-    values, vectors = torch.linalg.eigh(form)
-    values = values.clamp(min=LEAST * float(values.mean()))
-    root = vectors * values.sqrt()  # form = root root^T
+            mean += metric.matrix.double() / (len(metrics) * float(metric.matrix.trace()))
+        form = Full(mean, ridge=LEAST)
+    root = form.lower.double()
     gram = torch.zeros(size, size, dtype=torch.float64)
     for weight, metric, count in zip(weights, metrics, counts, strict=True):
         energy = max(metric.energy(weight) / metric.level, 1e-300)
         near = weight.double() @ root
         gram += near.t() @ near * (count / energy)
     basis = torch.linalg.eigh(gram)[1].flip(1)
-    return (vectors / values.sqrt()) @ basis  # columns: B^T, of the largest value first
+    found: Tensor = torch.linalg.solve_triangular(root.t(), basis, upper=True)
+    return found  # columns: B^T, of the largest value first
 
 
 def errors_on(weight: Tensor, metric: Full, directions: Tensor, most: int) -> np.ndarray:
@@ -175,4 +179,5 @@ def coefficients(weight: Tensor, metric: Full, rows: Tensor) -> Tensor:
     normal = both @ rows.t()
     normal.diagonal().add_(LEAST * float(normal.diagonal().mean()))
     right = weight.double() @ both.t()  # (K, R)
-    return torch.linalg.solve(normal, right.t()).t()
+    found: Tensor = torch.linalg.solve(normal, right.t()).t()
+    return found

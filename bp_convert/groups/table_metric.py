@@ -167,7 +167,8 @@ class _Fit:
         turn, values = _both_diagonal(looked.double(), plain.double())
         given = turn.t() @ (left.t() @ self.whole).double() @ self.vectors  # (R, E)
         solved = turn @ (given / (values[:, None] + self.values.clamp(min=0)))
-        return (solved @ self.vectors.t()).to(left)
+        found: Tensor = (solved @ self.vectors.t()).to(left)
+        return found
 
 
 def _both_diagonal(one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:

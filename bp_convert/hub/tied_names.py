@@ -37,11 +37,12 @@ def tell_ties(model: nn.Module) -> None:
 
 def forget_ties(model: nn.Module) -> None:
     """Undo ``tell_ties`` on a model of plain layers."""
-    for module in model.modules():
-        if TOLD in vars(module) and FULL in vars(module):
-            made: Any = module
-            delattr(made, TOLD)
-            setattr(made, FULL, made.get_expanded_tied_weights_keys(all_submodels=True))
+    told = [one for one in model.modules() if TOLD in vars(one) and FULL in vars(one)]
+    for module in told:
+        delattr(module, TOLD)
+    for module in told:
+        made: Any = module
+        setattr(made, FULL, made.get_expanded_tied_weights_keys(all_submodels=True))
 
 
 def _own(twin: nn.Module) -> list[Any]:

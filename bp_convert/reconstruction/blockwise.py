@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -126,6 +126,7 @@ class _Course:
         self.names = {id(one): name for name, one in self.after.named_parameters()}
         known = set(self.names.values())
         self.free = [name for name in _free(converted) if name in known]
+        self.holders = _holders(self.after.modules())
         words = (self.asked.model_dump_json(), str(epochs), str(self.seed), digest)
         self.kept = Done(source, converted, *words, str(device_of(converted)))
         self.resumed = 0
@@ -222,11 +223,17 @@ class _Course:
     def _parameters(self, segment: Segment) -> list[nn.Parameter]:
         """Return what is tuned of a segment: what no other part of the model holds, too."""
         found: dict[int, nn.Parameter] = {}
-        for name in segment.modules:
-            for module in self.after.get_submodule(name).modules():
-                for one in module.parameters(recurse=False):
-                    if self.names.get(id(one)) in self.free:
-                        found[id(one)] = one
+        inside = {
+            id(module): module
+            for name in segment.modules
+            for module in self.after.get_submodule(name).modules()
+        }
+        here = _holders(inside.values())
+        for module in inside.values():
+            for one in module.parameters(recurse=False):
+                whole = here[id(one)] == self.holders[id(one)]
+                if whole and self.names.get(id(one)) in self.free:
+                    found[id(one)] = one
         return list(found.values())
 
     def _judged(self, results: list[BlockResult]) -> Reconstructed:
@@ -273,14 +280,20 @@ class _Course:
 
 
 def _free(model: nn.Module) -> list[str]:
-    """Return the names of the parameters that may be tuned: floating-point ones of one holder.
+    """Return the names of the parameters that may be tuned: floating-point ones of one holder, and
+    factors that bilinear layers share.
 
     Tables stay, of which the examples see few rows; so do large weights that were kept, and what
     its owner froze, in a model that is not frozen as a whole.
     """
-    holders = Counter(
-        id(one) for module in model.modules() for one in module.parameters(recurse=False)
-    )
+    holders = _holders(model.modules())
+    names = {id(one): name for name, one in model.named_parameters()}
+    looked = {
+        id(one)
+        for module in model.modules()
+        if table_rows(module) is not None
+        for one in module.parameters(recurse=False)
+    }
     frozen = not any(one.requires_grad for one in model.parameters())
     found = []
     inside: set[int] = set()
@@ -291,7 +304,9 @@ def _free(model: nn.Module) -> list[str]:
         if table_rows(module) is not None:
             continue
         for key, one in module.named_parameters(recurse=False):
-            if not one.is_floating_point() or holders[id(one)] > 1:
+            if not one.is_floating_point() or id(one) in looked:
+                continue
+            if holders[id(one)] > 1 and (not twin or names.get(id(one)) != f"{name}.{key}"):
                 continue
             if not twin and (one.numel() > SMALL or not (frozen or one.requires_grad)):
                 continue
@@ -313,6 +328,11 @@ def _why(problem: Exception) -> str:
         return str(problem)
     lines = str(problem).strip().splitlines() or [type(problem).__name__]
     return f"it does not run with gradients: {lines[0][:120]}"
+
+
+def _holders(modules: Iterable[nn.Module]) -> Counter[int]:
+    """Count the modules that hold each parameter, by ``id``."""
+    return Counter(id(one) for module in modules for one in module.parameters(recurse=False))
 
 
 def _since(start: float) -> float:

@@ -173,15 +173,20 @@ class Candidates:
             cache.write(key, *held)
         return tied_unit(group, ones, *held)
 
-    def groups(self, units: Sequence[Unit]) -> list[tuple[Stack, Unit]]:
+    def groups(self, units: Sequence[Unit], *, across: bool) -> list[tuple[Stack, Unit]]:
         """Return groups of layers that may share a factor, with their options together: where
-        there is data, and terms are fitted to it."""
+        there is data, and terms are fitted to it.
+
+        Args:
+            across: blocks may share with each other.
+        """
         if not self.by_data:
             return []
         key = cache.key_of(
             (),
             self.method,
             "groups",
+            "across" if across else "inside",
             "both" if self.both else "inputs",
             f"{self.shrink:g}",
             self._whole,
@@ -191,12 +196,13 @@ class Candidates:
         known = {one.name: one for one in units}
         names = cache.read_names(key)
         if names is None:
-            stacks = stacks_among(units, self._gathered)
+            stacks = stacks_among(units, self._gathered, across=across)
             cache.write_names(key, [one.names for one in stacks])
         else:
             stacks = [stack_of_names(units, one) for one in names]
         made = []
         metrics: dict[str, Metric] = {}
+        alone: dict[str, np.ndarray] = {}
         for number, stack in enumerate(stacks):
             self.progress("candidates that share factors", number, len(stacks))
             mine = cache.key_of((), key, *stack.names)
@@ -205,7 +211,7 @@ class Candidates:
                 for name in stack.names:
                     if name not in metrics:
                         metrics[name] = self._metric_of(name)
-                curve = stack_curve(stack, known, metrics)
+                curve = stack_curve(stack, known, metrics, alone)
                 held = [curve] if curve else [], 1.0
                 cache.write(mine, *held)
             if held[0]:

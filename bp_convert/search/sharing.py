@@ -23,15 +23,19 @@ GAIN = 1e-6  # of the loss, below which nothing is exchanged
 Names = tuple[str, ...]
 
 
-def stacks_among(units: Sequence[Unit], moments: Moments) -> list[Stack]:
-    """Return the groups of layers that may be worth sharing, given what they see."""
+def stacks_among(units: Sequence[Unit], moments: Moments, *, across: bool) -> list[Stack]:
+    """Return the groups of layers that may be worth sharing, given what they see.
+
+    Args:
+        across: blocks may share with each other.
+    """
     free = [one for one in units if one.alone and not one.many and _seen(one, moments)]
     sites = [one.layer.site for one in free]
     together: dict[int, list[Unit]] = {}
     for one in free:
         together.setdefault(id(moments[one.name, one.role]), []).append(one)
     groups = [[one.layer.site for one in group] for group in together.values()]
-    return stacks_of(groups, sites)
+    return stacks_of(groups, sites, across=across)
 
 
 def stack_of_names(units: Sequence[Unit], names: Names) -> Stack:
@@ -42,17 +46,23 @@ def stack_of_names(units: Sequence[Unit], names: Names) -> Stack:
 
 def _seen(unit: Unit, moments: Moments) -> bool:
     found = moments.get((unit.name, unit.role))
-    return bool(found) and len(found) == 1 and found[0].count > 0 and found[0].full
+    return found is not None and len(found) == 1 and found[0].count > 0 and found[0].full
 
 
 def stack_curve(
-    stack: Stack, units: Mapping[str, Unit], metrics: Mapping[str, Metric]
+    stack: Stack,
+    units: Mapping[str, Unit],
+    metrics: Mapping[str, Metric],
+    alone: dict[str, np.ndarray],
 ) -> Curve | None:
     """Return the squared error of layers that share a factor: with R terms that whose loss, at the
     sum of their sensitivities, is the sum of their own; None where metrics are not whole.
 
     A layer's own is what it has with as many terms of its own, times what sharing costs it in the
     metric of its inputs.
+
+    Args:
+        alone: errors of layers on terms of their own, in that metric; they are added here.
     """
     weights = [one.kind.computed(one.module)["weight"][0] for one in stack.sites]
     forms = [metrics[name] for name in stack.names]
@@ -66,9 +76,12 @@ def stack_curve(
         own = next((one.errors for one in units[name].curves if low_rank(one.spec)), None)
         if own is None or len(own) <= stack.most:
             return None
-        alone = errors_on(weight, metric, shared_rows([weight], [metric], [1.0]), stack.most)
+        if name not in alone:
+            rows = shared_rows([weight], [metric], [1.0])
+            alone[name] = errors_on(weight, metric, rows, min(weight.shape))
+        mine = alone[name][: stack.most + 1]
         shared = errors_on(weight, metric, directions, stack.most)
-        more = np.maximum(shared, TINY) / np.maximum(alone, TINY)  # by sharing, at equal terms
+        more = np.maximum(shared, TINY) / np.maximum(mine, TINY)  # by sharing, at equal terms
         total += count * loss(np.minimum(own[: stack.most + 1] * more, 1.0))
     errors = 1 - np.exp(-total / sum(counts))
     errors[0] = 1.0

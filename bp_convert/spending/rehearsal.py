@@ -173,7 +173,7 @@ class Rehearsal:
         assert isinstance(metric, Full)
         if leader not in rows:
             weights, metrics = [], []
-            known = {id(moment): metric}
+            known: dict[int, Metric] = {id(moment): metric}
             for one in stack.sites:
                 near = moments.get((one.name, unit.role)) or self.candidates.gathered(one.name)
                 form = known.setdefault(id(near[0]), near[0].metric(shrink))

@@ -112,7 +112,9 @@ class Spending:
         was found without them stays the choice to beat."""
         by_error = any(one.quantity == "error" for one in self.settings.target)
         weighed = units if trying is None else trying.units or units
-        groups = candidates.groups(weighed) if best.factors else []
+        # What blocks share could not be tuned in each of them afterwards.
+        across = self.settings.reconstruct == "off"
+        groups = candidates.groups(weighed, across=across) if best.factors else []
         for _ in range(EXCHANGES if groups else 0):
             more = exchanged(weighed, groups, best)
             if more is None:

@@ -101,12 +101,15 @@ def test_each_weight_takes_its_best_part_in_its_own_metric() -> None:
 def test_who_may_share() -> None:
     sites = {site.name: site for site in walk(_Net())}
     together = [[sites[f"blocks.{i}.{one}"] for one in "qkv"] for i in range(2)]
-    found = {one.names for one in stacks_of(together, list(sites.values()))}
+    found = {one.names for one in stacks_of(together, list(sites.values()), across=True)}
     assert ("blocks.0.q", "blocks.0.k", "blocks.0.v") in found
     assert ("blocks.1.k", "blocks.1.v") in found
     assert ("blocks.0.o", "blocks.1.o") in found
     assert tuple(f"blocks.{i}.{one}" for i in range(2) for one in "qkv") in found
     assert not any("head" in names for names in found)
+    inside = stacks_of(together, list(sites.values()), across=False)
+    assert {one.names for one in inside} < found
+    assert len(inside) == 8
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -161,6 +164,20 @@ def test_shared_factors_are_one_parameter_wherever_the_model_goes(tmp_path: Path
     assert listed == plan.params.after
     name, leader = next(iter(_groups(plan).items()))
     assert f"shares w2 with {leader}" in report.plan.layer(name).notes  # type: ignore[union-attr]
+
+
+def test_bits_and_blocks_keep_what_is_shared() -> None:
+    model = _Net()
+    asked: dict[str, Any] = {"epochs": 3}
+    small, report = bp_convert.convert(
+        model, target="params=0.5", calibrate=_data(), store="int8", reconstruct=asked
+    )
+    groups = _groups(report.plan)
+    assert groups
+    for name, leader in groups.items():
+        mine: Any = small.get_submodule(name)
+        assert mine.w2 is small.get_submodule(leader).w2
+    assert report.verification is not None
 
 
 def test_the_fit_to_data_beats_that_to_the_weights() -> None:

@@ -59,7 +59,8 @@ def test_the_tie_is_kept(make: Any, tmp_path: Path) -> None:
     first = {name: one[:2] for name, one in given.items()}
     wanted = small(**first).logits
     factors = {name for name in _ties(small) if name.endswith(("w1", "w2"))}
-    assert len(factors) == (6 if make is t5 else 2)
+    tables = {name for name in factors if "embed" in name or "head" in name or "decoder.w" in name}
+    assert len(tables) == (6 if make is t5 else 2)
     assert sum(one.numel() for one in small.parameters()) == report.plan.params.after
     small.tie_weights()
     assert _ties(small) == _ties(copy.deepcopy(small)) >= factors
