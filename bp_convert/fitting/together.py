@@ -17,7 +17,7 @@ from bp_convert.calibration.moments import Moment
 from bp_convert.calibration.tap import Batches
 from bp_convert.graph.walk import Site
 from bp_convert.groups.members import BOTH, Tied, tied_groups
-from bp_convert.groups.stack import Stack, coefficients, shared_rows, stack_of
+from bp_convert.groups.stacked import Stacked, coefficients, shared_rows, stack_of
 from bp_convert.groups.table_metric import TableMetric, fit_table, table_metric, table_of
 from bp_convert.kinds import Spread, has_bias
 from bp_convert.kron.als import low_rank
@@ -66,7 +66,7 @@ class Together:
         self.tied: dict[str, Tied] = {}
         for group in tied_groups(source, held):
             self.tied.update({site.name: group for site in group.sites})
-        self.stacks: dict[str, Stack] = {}
+        self.stacks: dict[str, Stacked] = {}
         for leader in whole.keys() - set(tables):
             if all(set(one.shares) == {"w2"} for one in every[leader]):
                 stack = stack_of([sites[name] for name in whole[leader]])
@@ -147,7 +147,7 @@ class Together:
     # One factor for several weights
 
     def _fit_stack(
-        self, stack: Stack, site: Site, converted: nn.Module, targets: Targets
+        self, stack: Stacked, site: Site, converted: nn.Module, targets: Targets
     ) -> Tensor | None:
         twin: Any = converted.get_submodule(site.name)
         target, metric = targets[site.name]
@@ -166,7 +166,7 @@ class Together:
         fitted: Tensor = own.float() @ rows.float()
         return fitted
 
-    def _shared_rows(self, stack: Stack, targets: Targets, rank: int) -> Tensor | None:
+    def _shared_rows(self, stack: Stacked, targets: Targets, rank: int) -> Tensor | None:
         """Return B (R, D): from what is reached in this stage, and for the other members from what
         they are in the source."""
         weights: list[Tensor] = []

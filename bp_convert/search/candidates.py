@@ -17,7 +17,7 @@ from bp_convert.errors import PlanError
 from bp_convert.graph.clone import clone
 from bp_convert.graph.walk import Site
 from bp_convert.groups.members import Tied, tied_groups
-from bp_convert.groups.stack import Stack
+from bp_convert.groups.stacked import Stacked
 from bp_convert.groups.table_metric import (
     TableMetric,
     low_rank_spec,
@@ -173,7 +173,7 @@ class Candidates:
             cache.write(key, *held)
         return tied_unit(group, ones, *held)
 
-    def groups(self, units: Sequence[Unit], *, across: bool) -> list[tuple[Stack, Unit]]:
+    def groups(self, units: Sequence[Unit], *, across: bool) -> list[tuple[Stacked, Unit]]:
         """Return groups of layers that may share a factor, with their options together: where
         there is data, and terms are fitted to it.
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from bp_convert.calibration.gatherer import Moments
-from bp_convert.groups.stack import Stack, errors_on, shared_rows, stack_of, stacks_of
+from bp_convert.groups.stacked import Stacked, errors_on, shared_rows, stack_of, stacks_of
 from bp_convert.kron.als import low_rank
 from bp_convert.kron.metric import Full, Metric
 from bp_convert.search.allocate import loss
@@ -23,7 +23,7 @@ GAIN = 1e-6  # of the loss, below which nothing is exchanged
 Names = tuple[str, ...]
 
 
-def stacks_among(units: Sequence[Unit], moments: Moments, *, across: bool) -> list[Stack]:
+def stacks_among(units: Sequence[Unit], moments: Moments, *, across: bool) -> list[Stacked]:
     """Return the groups of layers that may be worth sharing, given what they see.
 
     Args:
@@ -38,7 +38,7 @@ def stacks_among(units: Sequence[Unit], moments: Moments, *, across: bool) -> li
     return stacks_of(groups, sites, across=across)
 
 
-def stack_of_names(units: Sequence[Unit], names: Names) -> Stack:
+def stack_of_names(units: Sequence[Unit], names: Names) -> Stacked:
     """Return a group of layers by their names."""
     known = {one.name: one.layer.site for one in units}
     return stack_of([known[name] for name in names])
@@ -50,7 +50,7 @@ def _seen(unit: Unit, moments: Moments) -> bool:
 
 
 def stack_curve(
-    stack: Stack,
+    stack: Stacked,
     units: Mapping[str, Unit],
     metrics: Mapping[str, Metric],
     alone: dict[str, np.ndarray],
@@ -88,7 +88,7 @@ def stack_curve(
     return Curve(stack.spec, np.minimum.accumulate(errors).astype(np.float32))
 
 
-def stack_unit(stack: Stack, units: Mapping[str, Unit], curve: Curve) -> Unit:
+def stack_unit(stack: Stacked, units: Mapping[str, Unit], curve: Curve) -> Unit:
     """List the options of layers that share a factor."""
     layers = [units[name].layer for name in stack.names]
     total = sum(units[name].sensitivity for name in stack.names)
@@ -96,7 +96,7 @@ def stack_unit(stack: Stack, units: Mapping[str, Unit], curve: Curve) -> Unit:
 
 
 def exchanged(
-    units: Sequence[Unit], groups: Sequence[tuple[Stack, Unit]], found: Allocation
+    units: Sequence[Unit], groups: Sequence[tuple[Stacked, Unit]], found: Allocation
 ) -> list[Unit] | None:
     """Return units with groups in the place of their layers, where at the parameters that the
     layers now have a group would lose less; None where there is none.

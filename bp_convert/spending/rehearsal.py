@@ -21,7 +21,7 @@ from bp_convert.calibration.tap import Batches, Tap
 from bp_convert.graph.clone import clone
 from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site
-from bp_convert.groups.stack import Stack, coefficients, shared_rows
+from bp_convert.groups.stacked import Stacked, coefficients, shared_rows
 from bp_convert.kinds import Factors
 from bp_convert.kron.als import affordable, fit_in_metric, natural
 from bp_convert.kron.column_order import Columns
@@ -57,7 +57,7 @@ class Rehearsal:
         chosen: Mapping[str, Factors],
         both: Collection[str],
         shrink: float = 0.0,
-        stacks: Sequence[Stack] = (),
+        stacks: Sequence[Stacked] = (),
     ) -> Tensor | None:
         """Return the squared error of each held-out example; None where none can be compared.
 
@@ -160,7 +160,7 @@ class Rehearsal:
         self,
         model: nn.Module,
         unit: Unit,
-        stack: Stack,
+        stack: Stacked,
         spec: FactorSpec,
         moments: Mapping[tuple[str, str], list[Moment]],
         rows: dict[str, Tensor],

@@ -16,7 +16,7 @@ from math import sqrt
 from torch import Tensor
 
 from bp_convert.errors import PlanError
-from bp_convert.groups.stack import Stack
+from bp_convert.groups.stacked import Stacked
 from bp_convert.search.allocate import loss, squared_error
 from bp_convert.search.selection import Allocation
 from bp_convert.search.units import Unit
@@ -117,7 +117,7 @@ class Trying:
             notes=best.notes,
         )
 
-    def is_better(self, found: Allocation, stacks: Sequence[Stack]) -> bool:
+    def is_better(self, found: Allocation, stacks: Sequence[Stacked]) -> bool:
         """Return whether a choice in which layers share factors is nearer to the source than the
         best so far; it is that then.
 

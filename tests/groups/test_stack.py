@@ -14,7 +14,7 @@ import bp_convert
 import bp_convert.spending.spending as spending
 from bp_convert.errors import PlanError
 from bp_convert.graph.walk import walk
-from bp_convert.groups.stack import coefficients, errors_on, shared_rows, stacks_of
+from bp_convert.groups.stacked import coefficients, errors_on, shared_rows, stacks_of
 from bp_convert.kron.als import fit_in_metric
 from bp_convert.kron.column_order import Columns
 from bp_convert.kron.metric import Full

@@ -24,7 +24,7 @@ LEAST = 1e-9  # of the mean diagonal: directions that repeat each other do not r
 
 
 @dataclass(frozen=True)
-class Stack:
+class Stacked:
     """Layers that may share ``w2``.
 
     Attributes:
@@ -66,15 +66,15 @@ class Stack:
         return {} if site is self.sites[0] else {"w2": self.sites[0].name}
 
 
-def stack_of(sites: Sequence[Site]) -> Stack:
+def stack_of(sites: Sequence[Site]) -> Stacked:
     """Return layers of one input width as a stack."""
     widths = [one.kind.widths(one.module) for one in sites]
-    return Stack(tuple(sites), tuple(one[1] for one in widths), widths[0][0])
+    return Stacked(tuple(sites), tuple(one[1] for one in widths), widths[0][0])
 
 
 def stacks_of(
     together: Sequence[Sequence[Site]], sites: Sequence[Site], *, across: bool
-) -> list[Stack]:
+) -> list[Stacked]:
     """Return the groups of layers that may be worth sharing: those that read one tensor, and those
     that have one place in blocks that follow each other.
 
@@ -83,7 +83,7 @@ def stacks_of(
         sites: all layers that may take part.
         across: blocks may share with each other.
     """
-    found: dict[tuple[str, ...], Stack] = {}
+    found: dict[tuple[str, ...], Stacked] = {}
     ones = [_alike(group) for group in together]
     wholes = [group for group in ones if len(group) > 1]
     for group in wholes:
