@@ -35,7 +35,7 @@ from bp_convert.spending.spending import Spending
 from bp_convert.surgery import fingerprint
 from bp_convert.values.plan import AttrChange, LayerPlan, Plan
 from bp_convert.values.progress import Progress
-from bp_convert.values.settings import Settings
+from bp_convert.values.settings import Settings, Store
 from bp_convert.widths.plan_writer import WidthPlan
 from bp_convert.widths.widen import widen
 
@@ -134,7 +134,9 @@ class _Planning:
         if self.settings.target:
             free = [site for site in self.sites if site.name not in reasons]
             asks = {name: one.ask for name, one in self.requests.items() if one.insists}
-            self.found = self.spending.search(free, asks, self._floors(), seen)
+            stores = {n: one.store for n, one in self.requests.items() if one.store is not None}
+            kept = [site for site in self.sites if self._only_bits(site, reasons)]
+            self.found = self.spending.search(free, asks, self._floors(), seen, stores, kept)
             self.notes += self.found.notes
         layers = tuple(
             self._layer(site, reasons.get(site.name), seen or Observation()) for site in self.sites
@@ -154,6 +156,25 @@ class _Planning:
         free = [site for site in self.sites if site.name not in reasons]
         units = self.spending.units(self.spending.free_layers(free, self._floors(), seen))
         return units, [(one, reasons[one.name]) for one in self.sites if one.name in reasons]
+
+    def _only_bits(self, site: Site, reasons: Mapping[str, str]) -> bool:
+        """Return whether a layer stays dense for a reason that does not keep its bits."""
+        request = self.requests[site.name]
+        alone = request.refusal is not None and request.store is None
+        return site.name in reasons and not alone and can_be_stored(site.held)
+
+    def _store(self, site: Site, *, replaced: bool) -> Store | None:
+        """Return how a layer is stored; None as it is."""
+        store = self.requests[site.name].store
+        found = self.found.stores if self.found is not None else {}
+        if store is None and self.settings.chooses_bits:
+            own = {id(one) for one in site.held.parameters()}
+            tied = [one for one in self.sites if own & {id(p) for p in one.held.parameters()}]
+            ways = next((found[one.name] for one in (site, *tied) if one.name in found), {None})
+            store = next(iter(ways))
+        if store == "fp32" or not (replaced or can_be_stored(site.held)):
+            return None
+        return store
 
     def _floors(self) -> dict[str, float]:
         return {name: request.floor for name, request in self.requests.items()}
@@ -267,9 +288,6 @@ class _Planning:
         shares = found.shares.get(site.name, {}) if replaced else {}
         if shares:
             notes.append(f"shares {', '.join(shares)} with {', '.join({*shares.values()})}")
-        store = request.store
-        if store == "fp32" or not (replaced or can_be_stored(site.held)):
-            store = None
         macs = kind.macs(module, after, factors, shapes) // seen.examples if replaced else 0
         return LayerPlan(
             name=site.name,
@@ -283,7 +301,7 @@ class _Planning:
             factors=factors if replaced else {},
             shares=shares,
             init=started(request.init, self.settings.alpha, factors if replaced else {}),
-            store=store,
+            store=self._store(site, replaced=replaced),
             params=(
                 sum(p.numel() for p in site.held.parameters()),
                 kind.params(module, after, factors if replaced else None),

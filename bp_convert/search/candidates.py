@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -26,16 +26,17 @@ from bp_convert.groups.table_metric import (
     table_of,
 )
 from bp_convert.kron.als import low_rank
-from bp_convert.kron.metric import Metric, both
+from bp_convert.kron.metric import Metric, Plain, both
 from bp_convert.kron.nearest import check_finite
 from bp_convert.search import cache
+from bp_convert.search.bit_axis import AS_IS, Noise, in_bits, noise_of
 from bp_convert.search.curves import Curve, curves_of
 from bp_convert.search.group_units import tied_unit
 from bp_convert.search.sensitivity import Trials
 from bp_convert.search.sharing import stack_curve, stack_of_names, stack_unit, stacks_among
 from bp_convert.search.units import FreeLayer, Unit, make_unit
 from bp_convert.values.progress import Progress
-from bp_convert.values.settings import Method
+from bp_convert.values.settings import Method, Store
 
 HANDICAP = 1.3  # times the squared error of Kronecker sums fitted to data
 
@@ -102,6 +103,7 @@ class Candidates:
         digest: hash of that data.
         both: measure errors by what the model makes of a layer's outputs, too.
         shrink: how much of their mean variance is added to what layers see.
+        stores: by layer the ways to store it; those that are left out are stored as they are.
     """
 
     model: nn.Module
@@ -112,6 +114,7 @@ class Candidates:
     progress: Progress = lambda *_: None
     both: bool = False
     shrink: float = 0.0
+    stores: Mapping[str, Sequence[Store | None]] = field(default_factory=dict)
     _metrics: dict[int, Metric] = field(default_factory=dict)
 
     @property
@@ -133,7 +136,9 @@ class Candidates:
             self.progress(f"candidates of {site.name}", number, len(self.layers))
             if site.name in tied:
                 if site is tied[site.name].leader:
-                    units.append(self._tied_unit(tied[site.name]))
+                    unit = self._tied_unit(tied[site.name])
+                    ones = site.kind.computed(site.module)["weight"]
+                    units.append(self._in_bits(layer, "weight", ones, unit))
                 continue
             matrices = site.kind.computed(site.module)
             for role, ones in matrices.items():
@@ -144,10 +149,31 @@ class Candidates:
                     curves = [one for one in map(handicapped, curves) if _fits(one, site)]
                 shape = (ones[0].shape[0], ones[0].shape[1])
                 alone = len(matrices) == 1
-                units.append(
-                    make_unit(layer, role, shape, len(ones), curves, sensitivity, alone=alone)
-                )
+                unit = make_unit(layer, role, shape, len(ones), curves, sensitivity, alone=alone)
+                units.append(self._in_bits(layer, role, ones, unit))
         return units
+
+    def _in_bits(self, layer: FreeLayer, role: str, matrices: list[Tensor], unit: Unit) -> Unit:
+        """Return a unit with its options in each way to store the layer."""
+        stores = self.stores.get(layer.site.name, AS_IS)
+        if tuple(stores) == AS_IS:
+            return unit
+        site = layer.site
+        specs = [str(one.spec) for one in unit.curves]
+        words = ["bits", self.method, site.kind.name, role, *specs]
+        data = [self._whole, site.name, self.digest, f"{self.shrink:g}"] if self.by_data else []
+        key = cache.key_of([] if self.by_data else matrices, *words, *data)
+        held = cache.read(key)
+        if held is not None:
+            return in_bits(unit, Noise.of(held[0]), stores)
+        seen = None
+        if not unit.many:
+            seen = self.seen(layer, role, len(matrices), both=False, shrink=self.shrink)
+        metrics = [Plain()] * len(matrices) if seen is None else seen.metrics
+        choices = site.kind.choices(site.module, layer.widths)[role]
+        noise = noise_of(matrices, choices, unit.curves, metrics, lookup=site.kind.lookup)
+        cache.write(key, noise.curves(), 1.0)
+        return in_bits(unit, noise, stores)
 
     def _tied_unit(self, group: Tied) -> Unit:
         """Return the options of layers that hold one table, in the metrics of all of them."""
@@ -258,6 +284,8 @@ class Candidates:
     def by_slopes(self, layer: FreeLayer, role: str) -> float | None:
         """Return how much of the output's squared sum, over an example, an error as large as a
         role's whole signal is, to second order; None where no slopes tell."""
+        if not role:  # stays dense whatever is chosen
+            return None
         matrices = layer.site.kind.computed(layer.site.module)[role]
         key = f"{self._key(layer, role, matrices)}-slopes"
         held = cache.read(key)

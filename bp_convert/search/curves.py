@@ -22,6 +22,7 @@ from bp_convert.kron.compute import to_compute
 from bp_convert.kron.metric import Diagonal, Metric, Plain, both
 from bp_convert.kron.spectrum import squared_errors, whitened
 from bp_convert.values.factors import FactorSpec, Pair
+from bp_convert.values.settings import Store
 
 COARSE = 4
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.25, 0.5)  # of the parameters, at which pairs are compared
@@ -43,11 +44,13 @@ class Curve:
 
     Attributes:
         spec: the pair, with one term.
-        errors: (full rank + 1), float32, falling from 1 to 0.
+        errors: (full rank + 1), float32, falling from 1 to 0, or to what rounding loses.
+        store: how the factors are stored; None as the weight is.
     """
 
     spec: FactorSpec
     errors: np.ndarray
+    store: Store | None = None
 
     def at(self, params: float) -> float:
         """Return the error with as many terms as ``params`` numbers buy; infinity for none."""

@@ -11,7 +11,7 @@ import numpy as np
 from bp_convert.graph.walk import Site
 from bp_convert.groups.members import Tied
 from bp_convert.search.curves import Curve
-from bp_convert.search.units import COSTS, FreeLayer, Unit
+from bp_convert.search.units import COSTS, FreeLayer, Unit, bytes_each
 from bp_convert.values.factors import FactorSpec
 
 Own = Callable[[Site, FactorSpec], FactorSpec]  # a member's factors, given the group's
@@ -51,7 +51,7 @@ class GroupUnit(Unit):
         ]
 
     def _counted(self, spec: FactorSpec) -> list[float]:
-        found = np.zeros(len(COSTS) - 1)
+        found = np.zeros(len(COSTS) - 2)
         for layer, own, _ in self.members(spec):
             assert own is not None
             factors = {self.role: own}
@@ -82,13 +82,15 @@ def group_unit(
     dense = np.zeros(len(COSTS))
     for one in layers:
         times = [before for before, _ in one.times(one.any_factors())]
-        dense[1:] += np.array([float(one.dense_macs), *times])
-    dense[0] = numbers
+        dense[1:-1] += np.array([float(one.dense_macs), *times])
+    each = bytes_each(layers[0])
+    dense[0], dense[-1] = numbers, numbers * each
     unit = GroupUnit(
         *(layers[0], "weight", 1, shape, curves, sensitivity, dense, True),
         picked=np.zeros((1, 2), dtype=np.int64),
         costs=dense[None],
         errors=np.zeros(1),
+        each=each,
         others=layers[1:],
         own=own,
         shares=shares,

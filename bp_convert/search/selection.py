@@ -18,12 +18,15 @@ from bp_convert.search.allocate import (
     quantity,
     squared_error,
 )
+from bp_convert.search.curves import Curve
 from bp_convert.search.exact import KEPT
 from bp_convert.search.units import COSTS, Unit
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.plan import Tried
+from bp_convert.values.settings import Store
 from bp_convert.values.target import Target
 
+AS_IT_IS = (None,)
 TIMES = ("time", "time32")
 SLACKS = (1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 2.0)  # of the time before, tried in turn
 WORTH = 1.1  # times the loss that speed may cost
@@ -44,6 +47,7 @@ class Budget:
         bytes_each: bytes of one parameter in the saved file.
         held: words on the weights that no kind speaks for, the largest share first.
         narrowed: whether settings keep layers out of the choice.
+        bits: whether a size is counted in bytes that hang on how each layer is stored.
     """
 
     before: Mapping[str, float]
@@ -51,18 +55,28 @@ class Budget:
     bytes_each: float = 4.0
     held: str = ""
     narrowed: bool = True
+    bits: bool = False
 
     def room(self, target: Target) -> float:
         """Return what a target leaves to the units, in the unit of their costs."""
         if target.quantity == "error":
             return float(loss(target.value**2))
         left = target.limit(self.before[target.quantity]) - self.fixed[target.quantity]
-        return left / self.bytes_each if target.quantity == "size" else left
+        return left / self._scale(target)
+
+    def column(self, target: Target) -> str:
+        """Return the column of costs that a target limits."""
+        if target.quantity != "size":
+            return target.quantity
+        return "bytes" if self.bits else "params"
 
     def total(self, target: Target, units: float) -> float:
         """Return the whole model's quantity where the units take this much."""
-        scale = self.bytes_each if target.quantity == "size" else 1.0
-        return units * scale + self.fixed[target.quantity]
+        return units * self._scale(target) + self.fixed[target.quantity]
+
+    def _scale(self, target: Target) -> float:
+        """Return the bytes of what a target is counted in."""
+        return self.bytes_each if target.quantity == "size" and not self.bits else 1.0
 
 
 @dataclass
@@ -72,7 +86,8 @@ class Allocation:
     Attributes:
         factors: of the layers that are replaced, by name and role.
         shares: factors that are another layer's, and whose, by name.
-        errors: estimated relative error of each replaced layer.
+        stores: of the layers whose weights are stored in other bits, by name.
+        errors: estimated relative error of each layer that is replaced or rounded.
         sensitivities: of every layer that took part.
         error: estimated relative error of the output.
         params: that all of what was chosen takes.
@@ -85,6 +100,7 @@ class Allocation:
 
     factors: dict[str, Factors] = field(default_factory=dict)
     shares: dict[str, dict[str, str]] = field(default_factory=dict)
+    stores: dict[str, set[Store | None]] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     sensitivities: dict[str, float] = field(default_factory=dict)
     error: float = 0.0
@@ -134,7 +150,7 @@ def choose(
     """
     limits: dict[str, float] = {}
     for target in targets:
-        column = _column(target)
+        column = budget.column(target)
         limits[column] = min(budget.room(target), limits.get(column, float("inf")))
     found = Allocation()
     try:
@@ -176,15 +192,11 @@ def _unspent(choice: _Choice, targets: Sequence[Target], budget: Budget) -> list
         if target.quantity == "error":
             return []
         limit = target.limit(budget.before[target.quantity])
-        left = limit - budget.total(target, choice.sum(_column(target)))
+        left = limit - budget.total(target, choice.sum(budget.column(target)))
         if left <= LEFT * limit:
             return []
         words.append(f"{target} leaves {left:,.0f} over: nothing that fits in gains by it")
     return words
-
-
-def _column(target: Target) -> str:
-    return "params" if target.quantity == "size" else target.quantity
 
 
 def _fill(choice: _Choice, limits: Mapping[str, float]) -> None:
@@ -215,16 +227,21 @@ def _polished(
     if unit.spec(at) is None:
         return at
     names = [name for name in limits if name != ERROR]
-    columns = sorted({COSTS.index(name) for name in names} | {0})
+    base = COSTS.index("bytes" if "bytes" in limits else "params")
+    columns = sorted({COSTS.index(name) for name in names} | {base})
     allowed = unit.costs[at, columns] * (1 + KEPT)
     for name, more in (room or {}).items():
         allowed[columns.index(COSTS.index(name))] += max(0.0, more)
-    if room and "params" not in limits:
+    if room and not {"params", "bytes"} & set(limits):
         allowed[0] = unit.size * unit.matrices
+    most_bytes = allowed[columns.index(base)]
     best, error = at, unit.errors[at]
     for number, curve in enumerate(unit.curves):
         most = (unit.size - 1) // curve.spec.params  # beyond, it saves nothing
-        rank = int(min(most, allowed[0] // (curve.spec.params * unit.matrices)))
+        if "bytes" in limits:
+            rank = _affordable(unit, curve, min(most, len(curve.errors) - 1), most_bytes)
+        else:
+            rank = int(min(most, most_bytes // (curve.spec.params * unit.matrices)))
         rank = min(rank, len(curve.errors) - 1)
         if rank < 1 or curve.errors[rank] >= error:
             continue
@@ -233,6 +250,12 @@ def _polished(
         if enough and (unit.costs[place, columns] <= allowed).all():
             best, error = place, unit.errors[place]
     return best
+
+
+def _affordable(unit: Unit, curve: Curve, most: int, limit: float) -> int:
+    """Return the largest number of terms within a limit of bytes."""
+    terms = np.arange(1, most + 1)
+    return int((unit.bytes_of(curve, terms) <= limit).sum())
 
 
 def _result(found: Allocation, choice: _Choice, limits: Mapping[str, float]) -> Allocation:
@@ -245,11 +268,14 @@ def _result(found: Allocation, choice: _Choice, limits: Mapping[str, float]) -> 
             name = layer.site.name
             known = found.sensitivities.get(name, 0.0)
             found.sensitivities[name] = max(unit.sensitivity, known)
+            if unit.whole != AS_IT_IS:
+                found.stores.setdefault(name, set()).add(unit.store(at))
             if own is not None:
                 found.factors.setdefault(name, {})[unit.role] = own
-                squared[name] = max(squared.get(name, 0.0), error)
                 if shares:
                     found.shares[name] = shares
+            if own is not None or unit.store(at) is not None:
+                squared[name] = max(squared.get(name, 0.0), error)
     found.error = sqrt(squared_error(found.error))
     layers = {unit.name: unit.layer for unit in choice.units if not unit.many}
     room = limits.get("params", inf) - choice.sum("params")
@@ -260,7 +286,9 @@ def _result(found: Allocation, choice: _Choice, limits: Mapping[str, float]) -> 
             more = dense - small
             if more <= room:  # no role gained: the layer stays, with biases that its twin merges
                 room -= max(0, more)
-                del found.factors[name], squared[name]
+                del found.factors[name]
+                if name not in found.stores:
+                    del squared[name]
     found.errors = {name: sqrt(error) for name, error in squared.items()}
     return found
 
@@ -273,7 +301,9 @@ def _refusal(
     units: Sequence[Unit], targets: Sequence[Target], budget: Budget, problem: OutOfReachError
 ) -> PlanError:
     # A number of parameters and a size speak of one column: the tighter one is in the way.
-    target = min((one for one in targets if _column(one) == problem.quantity), key=budget.room)
+    target = min(
+        (one for one in targets if budget.column(one) == problem.quantity), key=budget.room
+    )
     if target.quantity == "error":
         least = sqrt(squared_error(problem.least))
         return PlanError(
@@ -282,7 +312,7 @@ def _refusal(
             allowed="an error that the other targets leave room for",
             fix="loosen one of the targets",
         )
-    column = COSTS.index(_column(target))
+    column = COSTS.index(budget.column(target))
     alone = sum(float(unit.costs[:, column].min()) for unit in units)
     least = max(problem.least, alone)
     lowest, before = budget.total(target, least), budget.before[target.quantity]

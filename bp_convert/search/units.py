@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from bp_convert.bits.grid import FORMS, LEAST
 from bp_convert.graph.walk import Site
 from bp_convert.kinds import Factors, Spread, Widths, predict, whole
 from bp_convert.kinds.shapes import Shape
@@ -15,10 +16,12 @@ from bp_convert.kinds.speed import BUILT
 from bp_convert.kron.contract import bilinear_macs
 from bp_convert.search.curves import Curve
 from bp_convert.values.factors import FactorSpec
+from bp_convert.values.settings import Store
 
+PARTS = 800  # bytes of a file, on the safe side, for the further tensor that a packed one takes
 FINE = 48  # numbers of terms up to which every one is an option
 STEP = 1.03  # ratio of neighbouring numbers of terms above
-COSTS = ("params", "macs", "time", "time32")
+COSTS = ("params", "macs", "time", "time32", "bytes")
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,9 @@ class Unit:
         picked: (options, 2) the curve and the number of terms of each; no terms keep the weight.
         costs: (options, len(COSTS)).
         errors: (options,) relative squared error of each.
+        whole: how the weight may be stored where it is kept; an option without terms has the place
+            here where others have that of their curve.
+        each: bytes of a number that is stored as it is.
     """
 
     layer: FreeLayer
@@ -101,6 +107,8 @@ class Unit:
     picked: np.ndarray
     costs: np.ndarray
     errors: np.ndarray
+    whole: tuple[Store | None, ...] = (None,)
+    each: float = 4.0
 
     @property
     def size(self) -> int:
@@ -130,12 +138,17 @@ class Unit:
             return self.curves[curve].spec.model_copy(update={"rank": rank})
         return None if self.alone else whole(self.shape[1], self.shape[0])
 
+    def store(self, at: int) -> Store | None:
+        """Return how an option is stored; None as it is."""
+        place, rank = map(int, self.picked[at])
+        return self.curves[place].store if rank else self.whole[place]
+
     def add(self, place: int, terms: np.ndarray) -> int:
         """Add options, numbers of terms of one of its curves; return the last one's place."""
         curve = self.curves[place]
         picked = np.stack([np.full_like(terms, place), terms], 1)
         self.picked = np.concatenate([self.picked, picked])
-        self.costs = np.concatenate([self.costs, self._costs(curve.spec, terms)])
+        self.costs = np.concatenate([self.costs, self._costs(curve, terms)])
         self.errors = np.concatenate([self.errors, curve.errors[terms].astype(np.float64)])
         return len(self.errors) - 1
 
@@ -149,7 +162,7 @@ class Unit:
     def costs_of(self, spec: FactorSpec) -> np.ndarray:
         """Return the costs of some factors."""
         one = spec.model_copy(update={"rank": 1})
-        found: np.ndarray = self._costs(one, np.array([spec.rank]))[0]
+        found: np.ndarray = self._costs(Curve(one, np.zeros(0)), np.array([spec.rank]))[0]
         return found
 
     def only(self, at: np.ndarray | slice) -> Unit:
@@ -158,12 +171,18 @@ class Unit:
 
     def kept(self) -> Unit:
         """Return a unit that can only stay what it is."""
-        return replace(self.only(slice(1)), curves=[])
+        return replace(self.only(self.picked[:, 1] == 0), curves=[])
 
-    def _costs(self, spec: FactorSpec, terms: np.ndarray) -> np.ndarray:
+    def bytes_of(self, curve: Curve, terms: np.ndarray) -> np.ndarray:
+        """Return the bytes of factors for each number of terms."""
+        return self.matrices * factor_bytes(curve.spec, terms, curve.store, self.each)
+
+    def _costs(self, curve: Curve, terms: np.ndarray) -> np.ndarray:
         """Return the costs for each number of terms: counted at a few, and linear between."""
+        spec = curve.spec
         found = np.empty((len(terms), len(COSTS)))
         found[:, 0] = terms * spec.params * self.matrices
+        found[:, -1] = self.bytes_of(curve, terms)
         at = terms[np.unique(np.linspace(0, len(terms) - 1, 5).astype(int))]
         counted = [self._counted(spec.model_copy(update={"rank": int(rank)})) for rank in at]
         for column, values in enumerate(zip(*counted, strict=True), 1):
@@ -171,8 +190,8 @@ class Unit:
         return found
 
     def _counted(self, spec: FactorSpec) -> list[float]:
-        """Return the costs but the parameters. A role among others counts for itself where costs
-        add up, else it runs on its factors, or on the weight built once."""
+        """Return the costs but parameters and bytes. A role among others counts for itself where
+        costs add up, else it runs on its factors, or on the weight built once."""
         if self.alone or self.layer.site.kind.additive:
             factors = {self.role: spec}
             times = (converted for _, converted in self.layer.times(factors))
@@ -204,16 +223,42 @@ def make_unit(
     one = 0 if alone else matrices
     share = matrices * size / max(1, layer.weights)
     times = [share * before for before, _ in layer.times(layer.any_factors())]
-    dense = np.array([matrices * size + one, layer.dense_macs * share, *times])
+    numbers = matrices * size + one
+    each = bytes_each(layer)
+    dense = np.array([numbers, layer.dense_macs * share, *times, numbers * each])
     nothing, stays = np.zeros((1, 2), dtype=np.int64), np.zeros(1)
     unit = Unit(
         *(layer, role, matrices, shape, curves, sensitivity, dense, alone),
         picked=nothing,
         costs=dense[None],
         errors=stays,
+        each=each,
     )
     unit.add_all()
     return unit.only(unit.costs[:, 0] >= layer.floor * matrices * size) if layer.floor else unit
+
+
+def bytes_each(layer: FreeLayer) -> float:
+    """Return the bytes of one of a layer's numbers."""
+    held = layer.site.held.parameters()
+    return float(next((one.element_size() for one in held if one.is_floating_point()), 4))
+
+
+def factor_bytes(
+    spec: FactorSpec, terms: np.ndarray, store: Store | None, each: float
+) -> np.ndarray:
+    """Return the bytes of factors for each number of terms."""
+    (k1, k2), (d1, d2) = spec.out, spec.inp
+    found = np.zeros(len(terms))
+    for one, two in ((k1, d1), (d2, k2)):
+        numbers = terms * float(one * two)
+        form = FORMS.get(store or "")
+        if form is None:
+            found += numbers * each
+            continue
+        packed = terms * float(form.nbytes((1, one, two))) + PARTS
+        found += np.where(numbers < LEAST, numbers * each, packed)
+    return found
 
 
 def _terms(curve: Curve, size: int) -> np.ndarray:

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 from torch import nn
 
+from bp_convert.bits.grid import FORMS
 from bp_convert.calibration.held import parted
 from bp_convert.calibration.tap import Batches
 from bp_convert.data import Examples
@@ -17,6 +19,7 @@ from bp_convert.graph.others import others_of
 from bp_convert.graph.walk import Site, walk
 from bp_convert.groups.members import tied_groups
 from bp_convert.kinds import Ask
+from bp_convert.search.bit_axis import AS_IS, FREE, dense_unit
 from bp_convert.search.budget import budget_for
 from bp_convert.search.candidates import Candidates, settled
 from bp_convert.search.selection import Allocation, Budget, choose
@@ -26,8 +29,9 @@ from bp_convert.spending.rehearsal import Rehearsal
 from bp_convert.spending.trying import Trying, estimated
 from bp_convert.values.plan import largest
 from bp_convert.values.progress import Progress
-from bp_convert.values.settings import Settings
+from bp_convert.values.settings import Settings, Store
 
+WHOLE = 64  # bits of a number at most
 EXCHANGES = 3  # times that layers are exchanged for groups of them
 MANY = 32  # the larger batch at which the whole model is to stay as fast
 
@@ -51,6 +55,8 @@ class Spending:
         asks: Mapping[str, Ask],
         floors: Mapping[str, float],
         seen: Observation | None,
+        stores: Mapping[str, Store] | None = None,
+        kept: Sequence[Site] = (),
     ) -> Allocation:
         """Return the factors that keep the targets.
 
@@ -58,6 +64,8 @@ class Spending:
             sites: the layers that no reason holds.
             asks: what rules settle, by layer; the others take part in the choice.
             floors: share of its parameters below which a layer may not go.
+            stores: how layers are stored, by name, where that is settled.
+            kept: layers that stay dense for a reason, and may be stored in fewer bits.
 
         Raises:
             PlanError: a target out of reach, or one that cannot be counted.
@@ -72,7 +80,8 @@ class Spending:
             if site.name in asks
         }
         layers = self.free_layers([one for one in sites if one.name not in decided], floors, seen)
-        candidates = self.candidates(layers)
+        ways = self._ways([*sites, *kept], stores or {})
+        candidates = self.candidates(layers, ways)
         units = candidates.units()
         if self.settings.allocation == "uniform":
             units = [replace(unit, sensitivity=1.0) for unit in units]
@@ -85,6 +94,9 @@ class Spending:
         held = largest(others_of(self.model, walk(self.model)), int(budget.before["params"]))
         narrowed = bool(asked.include or asked.exclude or rules)
         budget = replace(budget, held=held, narrowed=narrowed)
+        if ways:
+            budget, dense = self._with_bits(budget, kept, ways)
+            units = [*units, *dense]
         found = self._chosen(units, layers, budget)
         if not candidates.by_data:
             return found
@@ -95,8 +107,12 @@ class Spending:
         else:
             rehearsal = Rehearsal(candidates, parted(self._batches)[1], units)
             choose = partial(self._chosen, layers=layers, budget=budget)
+            if asked.chooses_bits:  # which are not rehearsed: choices would be told apart without
+                asked = asked.model_copy(update={"allocation": "measured"})
             trying = Trying(rehearsal, choose, asked, self.progress)
             found = trying.best(units, found)
+        if asked.chooses_bits:  # how layers that share are stored is not chosen
+            return found
         return self._shared(candidates, units, layers, budget, found, trying)
 
     def _shared(
@@ -157,6 +173,35 @@ class Spending:
     def _batches(self) -> Batches:
         return self.examples.batches if self.examples is not None else ()
 
+    def _ways(
+        self, sites: Sequence[Site], stores: Mapping[str, Store]
+    ) -> dict[str, Sequence[Store | None]]:
+        """Return how each layer may be stored; nothing where all are stored as they are."""
+        free = FREE if self.settings.chooses_bits else AS_IS
+        found: dict[str, Sequence[Store | None]] = {}
+        for site in sites:
+            store = stores.get(site.name)
+            found[site.name] = free if store is None else AS_IS if store == "fp32" else (store,)
+        return {} if all(one == AS_IS for one in found.values()) else found
+
+    def _with_bits(
+        self, budget: Budget, kept: Sequence[Site], ways: Mapping[str, Sequence[Store | None]]
+    ) -> tuple[Budget, list[Unit]]:
+        """Return a budget that counts bytes as they are stored, and units for layers that stay
+        dense; of those that hold one weight, for the first."""
+        known: set[int] = set()
+        units = []
+        for site in kept:
+            own = {id(one) for one in site.held.parameters()}
+            if own & known or ways[site.name] == AS_IS:
+                continue
+            known |= own
+            units.append(dense_unit(site, ways[site.name]))
+        fixed = dict(budget.fixed)
+        fixed["params"] -= sum(float(unit.dense[0]) for unit in units)
+        fixed["size"] -= sum(float(unit.dense[-1]) for unit in units)
+        return replace(budget, fixed=fixed, bits=True), units
+
     def _chosen(
         self, units: Sequence[Unit], layers: Sequence[FreeLayer], budget: Budget
     ) -> Allocation:
@@ -178,6 +223,10 @@ class Spending:
                 # With layers of several roles as they are, all counts are right.
                 held, whole = budget, True
                 units = [unit if unit.alone else unit.kept() for unit in units]
+                continue
+            split = {name: one for name, one in found.stores.items() if len(one) > 1}
+            if split:  # roles of one layer are stored alike
+                units = [_alike(unit, split) for unit in units]
                 continue
             over = max((self._macs(found, layers, budget) - one for one in limits), default=0.0)
             if over <= 0:
@@ -216,8 +265,14 @@ class Spending:
         """Return what each of these layers could become."""
         return self.candidates(layers).units()
 
-    def candidates(self, layers: Sequence[FreeLayer]) -> Candidates:
-        """Return what finds that out."""
+    def candidates(
+        self, layers: Sequence[FreeLayer], ways: Mapping[str, Sequence[Store | None]] | None = None
+    ) -> Candidates:
+        """Return what finds that out.
+
+        Args:
+            ways: how layers may be stored, where not as they are.
+        """
         asked = self.settings
         method = settled(asked.method, data=self.examples is not None)
         batches, held = parted(self._batches)
@@ -226,7 +281,10 @@ class Spending:
         both = asked.sides == "both" or (asked.sides == "auto" and bool(held) and not tied)
         shrink = 0.0 if asked.shrink == "auto" else asked.shrink
         return Candidates(
-            self.model, layers, method, batches, digest, self.progress, both=both, shrink=shrink
+            *(self.model, layers, method, batches, digest, self.progress),
+            both=both,
+            shrink=shrink,
+            stores=ways or {},
         )
 
     @property
@@ -254,3 +312,18 @@ class Spending:
                 allowed="an input to run the model on",
                 fix="describe it with --input, such as --input 3x224x224",
             )
+
+
+def _alike(unit: Unit, split: Mapping[str, set[Store | None]]) -> Unit:
+    """Return a unit with the options alone that are stored in the most bits of those that were
+    chosen for its layer's roles."""
+    if unit.name not in split:
+        return unit
+    most = max(split[unit.name], key=lambda one: WHOLE if one is None else FORMS[one].bits)
+    made = unit.only(np.array([unit.store(at) == most for at in range(len(unit.errors))]))
+    places = [place for place, curve in enumerate(unit.curves) if curve.store == most]
+    picked = made.picked.copy()
+    for row in picked:
+        row[0] = places.index(row[0]) if row[1] else 0
+    curves = [unit.curves[place] for place in places]
+    return replace(made, picked=picked, curves=curves, whole=(most,))

@@ -217,14 +217,17 @@ def estimated(units: Sequence[Unit], found: Allocation) -> float:
     total = 0.0
     for unit in units:
         spec = found.factors.get(unit.name, {}).get(unit.role)
+        store = next(iter(found.stores.get(unit.name, set(unit.whole[:1]))))
         if spec is None:
+            at = unit.whole.index(store) if store in unit.whole else 0
+            total += float(loss(float(unit.errors[unit.picked[:, 1] == 0][at]))) * unit.sensitivity
             continue
         if unit.name in found.sharing and not unit.many:  # errors are those of the whole group
             total += float(loss(found.errors[unit.name] ** 2)) * unit.sensitivity
             continue
         one = spec.model_copy(update={"rank": 1})
         for curve in unit.curves:
-            if curve.spec == one:
+            if curve.spec == one and curve.store == store:
                 at = min(spec.rank, len(curve.errors) - 1)
                 total += float(loss(float(curve.errors[at]))) * unit.sensitivity
     return sqrt(squared_error(total))

@@ -135,7 +135,8 @@ def test_a_target_is_met_from_below_and_spent(
     large: Path, target: str, counted: Callable[[Path], float], limit: float
 ) -> None:
     before = large.read_bytes()
-    ok(large, "--target", target, "-o", "small.pt")
+    # Of few bits there are steps between, which a size of their own choice may fall between.
+    ok(large, "--target", target, "--store", "fp32", "-o", "small.pt")
     found = counted(Path("small.pt"))
     assert 0.99 * limit <= found <= limit
     assert large.read_bytes() == before
