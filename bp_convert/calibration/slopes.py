@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from bp_convert.calibration.moments import Moment, rows_wanted
 from bp_convert.calibration.tap import Batch, Batches, run_quietly, token_mask
+from bp_convert.errors import DataError
 from bp_convert.graph.running import in_mode
 from bp_convert.graph.tree import rows_in, tensors_in
 from bp_convert.graph.walk import Site
@@ -71,6 +72,21 @@ def gather_slopes(
     examples = sum(rows_in(batch) for batch in batches)
     for parameter in model.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
+    try:
+        _add_all(found, model, sites, batches, examples, progress)
+    except (DataError, RuntimeError):  # it writes on what gradients hang on, or has none
+        return {}
+    return {key: one for key, one in found.items() if all(m.count for m in one.moments)}
+
+
+def _add_all(
+    found: Slopes,
+    model: nn.Module,
+    sites: Sequence[Site],
+    batches: Batches,
+    examples: int,
+    progress: Progress,
+) -> None:
     with in_mode(model, training=False), torch.backends.cudnn.flags(enabled=False):
         for number, batch in enumerate(batches):
             progress("looking at what outputs count", number, len(batches))
@@ -89,7 +105,6 @@ def gather_slopes(
                     known.rows += len(ones[0])
                     for moment, one in zip(known.moments, ones, strict=True):
                         moment.add(linear_rows(one, pick))
-    return {key: one for key, one in found.items() if all(m.count for m in one.moments)}
 
 
 def _slopes(

@@ -58,6 +58,9 @@ def convert(
     calibrate: o.Calibrate = None,
     examples: o.Count = None,
     tokenizer: o.Tokenizer = None,
+    sides: o.Sides = None,
+    allocation: o.Spent = None,
+    shrink: o.Shrink = None,
     reconstruct: o.Reconstructs = None,
     reconstruct_epochs: o.Epochs = None,
     method: o.Method = None,
@@ -100,7 +103,8 @@ def convert(
     """
     timed = measure or batch is not None
     asks = {
-        "target": target, "method": method, "store": store, "alpha": alpha, "rank": rank,
+        "target": target, "method": method, "sides": sides, "allocation": allocation,
+        "shrink": shrink, "store": store, "alpha": alpha, "rank": rank,
         "pairs": pairs, "init": init, "include": include, "exclude": exclude,
         "convert_head": convert_head, "convert_anyway": convert_anyway,
         "keep_parametrized": keep_parametrized,

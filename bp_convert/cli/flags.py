@@ -34,6 +34,7 @@ EPILOG = (
 
 DType = Literal["float32", "bfloat16", "float16", "float64"]
 _RANK: TypeAdapter[int | float] = TypeAdapter(values.Rank)
+_SHRINK: TypeAdapter[str | float] = TypeAdapter(values.Shrink)
 
 
 def rank_of(text: str | None) -> Any:
@@ -55,6 +56,16 @@ def alpha_of(value: float | None) -> float | None:
             "widths) or more, such as --alpha 2; to make layers smaller use --rank"
         )
     return value
+
+
+def shrink_of(text: str | None) -> Any:
+    """Read ``--shrink``: auto, or a number from 0 on."""
+    try:
+        return None if text is None else _SHRINK.validate_python(read_word(text))
+    except ValidationError:
+        raise typer.BadParameter(
+            f"{text!r} is neither auto nor a number from 0 to 100, such as 0.1"
+        ) from None
 
 
 def words(*known: str) -> Callable[[str], list[str]]:
@@ -151,6 +162,34 @@ Tokenizer = Annotated[
         SCORE,
         "--tokenizer FOLDER",
         "Of a transformers tokenizer, for text. Default: the model's own folder.",
+    ),
+]
+Sides = Annotated[
+    values.Sides | None,
+    option(
+        GOAL,
+        "--sides auto|inputs|both",
+        "What layers are fitted by: what they see (inputs), or also what the model makes of what "
+        "they put out (both). Default: auto, whichever is better on examples held out.",
+    ),
+]
+Spent = Annotated[
+    values.Allocation | None,
+    option(
+        GOAL,
+        "--allocation auto|measured|uniform",
+        "What a target is spent by: how far perturbing each layer moves the output, or all layers "
+        "alike. Default: auto, the best of several ways on examples held out.",
+    ),
+]
+Shrink = Annotated[
+    str | None,
+    option(
+        GOAL,
+        "--shrink auto|S",
+        "How far what layers see is drawn towards the metric of the weights alone, 0 for not at "
+        "all. Default: auto, by examples held out.",
+        callback=shrink_of,
     ),
 ]
 Reconstructs = Annotated[

@@ -26,6 +26,7 @@ Store = Literal["int8", "int4", "int3", "bf16", "fp16", "fp32"]
 Sides = Literal["auto", "inputs", "both"]
 # What the choice among layers goes by: what perturbing each did, all alike, or the best of several.
 Allocation = Literal["auto", "measured", "uniform"]
+Shrink = Literal["auto"] | Annotated[float, Field(ge=0, le=100)]
 # An int is a number of Kronecker terms, a float in (0, 1) a share of the layer's parameters.
 Rank = Annotated[int, Field(ge=1, strict=True)] | Annotated[float, Field(gt=0, lt=1)]
 
@@ -123,7 +124,7 @@ class Settings(Value):
     store: Store | None = None
     sides: Sides = "auto"
     allocation: Allocation = "auto"
-    shrink: Literal["auto"] | Annotated[float, Field(ge=0, le=100)] = "auto"
+    shrink: Shrink = "auto"
     init: Init = "auto"
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
