@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.bits.compensated import rounded_in
-from bp_convert.bits.factors import Scales, rounded_factors
 from bp_convert.bits.grid import Form, Grid
+from bp_convert.bits.rounded import Scales, rounded_factors
 from bp_convert.bits.stored import stored_forms
 from bp_convert.calibration.gatherer import Moments, order_of
 from bp_convert.calibration.moments import Moment

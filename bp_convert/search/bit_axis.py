@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bp_convert.bits.compensated import rounded_in
-from bp_convert.bits.factors import rounded_factors
 from bp_convert.bits.grid import FORMS, Grid, nbytes
+from bp_convert.bits.rounded import rounded_factors
 from bp_convert.graph.walk import Site
 from bp_convert.kinds.choices import Choices
 from bp_convert.kron.als import fit_in_metric, low_rank, natural
@@ -34,6 +35,7 @@ MEASURED = "int4"
 SHARE = 0.1  # of a weight's numbers, that the measured factors have
 MOST = 3  # pairs that are measured beside low rank
 SWEEPS = 2
+WORST = 1e6  # relative squared error of numbers that a type does not hold
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def noise_of(
 
     def relative(gaps: Sequence[Tensor]) -> float:
         lost = sum(metric.energy(gap) for gap, metric in zip(gaps, metrics, strict=True))
-        return lost / total if total else 0.0
+        return _finite(lost / total) if total else 0.0
 
     dense = {
         word: relative(
@@ -137,9 +139,14 @@ def _of_pair(
     for word, form in FORMS.items():
         one, two = form.rounded(fit.w1), form.rounded(fit.w2)
         gap = natural(one, two, columns)[:, : matrix.shape[1]] - whole
-        alone[word] = metric.energy(gap) / size
+        alone[word] = _finite(metric.energy(gap) / size)
     scale = added / alone[MEASURED] if alone[MEASURED] else 1.0
     return {word: one * (scale if FORMS[word].bits < 8 else 1.0) for word, one in alone.items()}
+
+
+def _finite(noise: float) -> float:
+    """Return what numbers add that a type does not hold: too much to be chosen."""
+    return min(noise, WORST) if isfinite(noise) else WORST
 
 
 def in_bits(unit: Unit, noise: Noise, stores: Sequence[Store | None]) -> Unit:

@@ -20,11 +20,11 @@ from bp_convert.graph.walk import Site, walk
 from bp_convert.groups.members import tied_groups
 from bp_convert.kinds import Ask
 from bp_convert.search.bit_axis import AS_IS, FREE, dense_unit
-from bp_convert.search.budget import budget_for
 from bp_convert.search.candidates import Candidates, settled
 from bp_convert.search.selection import Allocation, Budget, choose
 from bp_convert.search.sharing import exchanged
 from bp_convert.search.units import FreeLayer, Unit
+from bp_convert.spending.budget import budget_for
 from bp_convert.spending.rehearsal import Rehearsal
 from bp_convert.spending.trying import Trying, estimated
 from bp_convert.values.plan import largest

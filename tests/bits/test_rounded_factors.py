@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bp_convert.bits.factors import rounded_factors
 from bp_convert.bits.grid import FORMS, Grid, found_again
+from bp_convert.bits.rounded import rounded_factors
 from bp_convert.kron.als import fit_in_metric, natural
 from bp_convert.kron.column_order import Columns
 from bp_convert.kron.metric import Diagonal, Full, Metric, Plain, Product

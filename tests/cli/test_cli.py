@@ -86,14 +86,15 @@ def test_json_has_exactly_the_documented_shape(mlp: Path) -> None:
     made = json.loads(done.stdout)
     jsonschema.validate(made, json.loads(ok("schema").stdout))
     assert list(made) == [
-        "verdict", "plan", "fit_errors", "source", "calibration", "notes", "scores", "training",
+        "verdict", "plan", "fit_errors", "source", "calibration", "notes", "reconstruction",
+        "scores", "training",
         "verification", "latency", "seconds", "versions", "machine",
     ]  # fmt: skip
     assert set(made["plan"]["params"]) == {"before", "after"}
     first, second = made["plan"]["layers"]
     assert set(first) == {
         "name", "aliases", "kind", "action", "reason", "notes", "inputs", "outputs", "factors",
-        "init", "params", "shared", "macs", "error", "sensitivity",
+        "shares", "init", "store", "params", "shared", "macs", "error", "sensitivity", "sides",
     }  # fmt: skip
     assert first["factors"] == {
         "weight": {"out": [32, 48], "in": [24, 32], "rank": 1, "axes": []}

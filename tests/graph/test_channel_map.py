@@ -358,7 +358,8 @@ class Residual(nn.Module):
 def test_tensors_that_a_subclass_adds_follow_too() -> None:
     torch.manual_seed(0)
     model = Residual().eval()
-    small, report = bp_convert.convert(model, inputs=["3x12x12"], alpha=2, convert_anyway=True)
+    asked: dict[str, Any] = {"alpha": 2, "init": "warm", "convert_anyway": True}
+    small, report = bp_convert.convert(model, inputs=["3x12x12"], **asked)
     assert tuple(small.two.gain.shape) == (32, 1, 1, 1)
     assert report.verification is not None
     assert not any("noise" in note for layer in report.layers for note in layer.notes)

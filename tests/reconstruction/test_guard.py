@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import bp_convert
+from bp_convert import pipeline
 from bp_convert.cli.app import app
 from bp_convert.cli.reading import settings_from
 from bp_convert.errors import PlanError
@@ -99,26 +101,40 @@ def how(x: Tensor, **asked: object) -> dict[str, object]:
         "target": "params=0.5",
         "convert_anyway": True,
         "calibrate": x,
+        "sides": "inputs",
         "reconstruct": {"epochs": 8, **asked},
     }
 
 
+def started(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
+    """Return where copies of models are put as they are before blocks are tuned."""
+    found: list[nn.Module] = []
+    tuned = pipeline.reconstruct
+
+    def kept(source: nn.Module, converted: nn.Module, *rest: Any, **more: Any) -> Any:
+        found.append(clone(converted))
+        return tuned(source, converted, *rest, **more)
+
+    monkeypatch.setattr(pipeline, "reconstruct", kept)
+    return found
+
+
 def test_blocks_that_make_the_model_worse_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = deep()
-    plain, _ = bp_convert.convert(model, **{**how(x), "reconstruct": "off"})
+    before = started(monkeypatch)
     errors = iter([0.1, 0.2])
     monkeypatch.setattr(blockwise._Course, "_error", lambda _: next(errors))
     small, report = bp_convert.convert(model, **how(x))
     assert report.reconstruction is not None
     assert not report.reconstruction.kept
     assert "all blocks went back" in report.reconstruction.reason
-    for a, b in zip(plain.parameters(), small.parameters(), strict=True):
+    for a, b in zip(before[0].parameters(), small.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
 def test_what_goes_wrong_leaves_a_block_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = deep()
-    plain, _ = bp_convert.convert(model, **{**how(x), "reconstruct": "off"})
+    before = started(monkeypatch)
 
     def failing(_: object, parameters: list[nn.Parameter], *__: object, **___: object) -> None:
         parameters[0].data.zero_()
@@ -130,7 +146,7 @@ def test_what_goes_wrong_leaves_a_block_as_it_was(monkeypatch: pytest.MonkeyPatc
     assert {one.reason for one in report.reconstruction.blocks} == {
         "it does not run with gradients: no gradient for this"
     }
-    for a, b in zip(plain.parameters(), small.parameters(), strict=True):
+    for a, b in zip(before[0].parameters(), small.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
@@ -191,18 +207,20 @@ def test_a_run_that_was_killed_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert report.reconstruction.resumed == 0
 
 
-def test_half_precision_is_tuned_in_float32_and_frozen_weights_stay() -> None:
+def test_half_precision_is_tuned_in_float32_and_frozen_weights_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model, x = deep()
     model[2][0].requires_grad_(False)
     model.bfloat16()
     asked = {**how(x), "exclude": ["2.0"]}
-    plain, _ = bp_convert.convert(model, **{**asked, "reconstruct": "off"})
+    before = started(monkeypatch)
     small, report = bp_convert.convert(model, **asked)
     assert report.reconstruction is not None
     assert report.reconstruction.kept
     assert {p.dtype for p in small.parameters()} == {torch.bfloat16}
     assert torch.equal(small[2][0].weight, model[2][0].weight)
-    assert error(model, small, x.bfloat16()) < error(model, plain, x.bfloat16())
+    assert error(model, small, x.bfloat16()) < error(model, before[0], x.bfloat16())
 
 
 def test_it_is_done_unasked_where_that_is_judged_and_takes_minutes() -> None:

@@ -11,10 +11,10 @@ from torch import nn
 from bp_convert.errors import PlanError
 from bp_convert.graph.walk import walk
 from bp_convert.kinds import Spread
-from bp_convert.search.budget import budget_for
 from bp_convert.search.curves import Curve, curves_of
 from bp_convert.search.selection import SLOWER, Budget, choose
 from bp_convert.search.units import COSTS, FreeLayer, Unit, make_unit
+from bp_convert.spending.budget import budget_for
 from bp_convert.values.target import Target
 from tests.search.models import mlp
 

@@ -20,10 +20,10 @@ from bp_convert.kinds import Factors, Spread
 from bp_convert.kron.compute import DEVICE, DTYPE, to_compute
 from bp_convert.planner import requests
 from bp_convert.search import cache
-from bp_convert.search.budget import budget_for
 from bp_convert.search.candidates import Candidates
 from bp_convert.search.selection import Allocation, choose
 from bp_convert.search.units import FreeLayer, Unit
+from bp_convert.spending.budget import budget_for
 from bp_convert.values.target import Target
 from tests.foreign import HERE, THERE, Abroad, Foreign, abroad_
 from tests.search.models import examples, falling_

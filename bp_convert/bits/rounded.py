@@ -89,7 +89,7 @@ def _refitted(
     if isinstance(metric, Plain) or low_rank(spec):
         halves = _Tables(target, columns, metric, spec)
     elif isinstance(metric, Full) and affordable(spec, metric, WORK, SIDE):
-        halves = _Sums(target, columns, metric, spec)
+        halves = _SumHalves(target, columns, metric, spec)
     else:
         return []
 
@@ -195,7 +195,7 @@ class _Tables(_Halves):
         return (self.of.matrix if isinstance(self.of, Full) else None), False
 
 
-class _Sums(_Halves):
+class _SumHalves(_Halves):
     """The normal equations of a Kronecker sum in a whole metric."""
 
     def __post_init__(self) -> None:
