@@ -102,7 +102,8 @@ class Spending:
             return found
         trying = None
         if not self.tries or groups:
-            sides = set(found.factors) if candidates.both else set()
+            known = {name for name, _ in candidates.slopes} if candidates.both else set()
+            sides = known & set(found.factors)
             found = replace(found, sides=sides, shrink=candidates.shrink)
         else:
             rehearsal = Rehearsal(candidates, parted(self._batches)[1], units)

@@ -61,8 +61,9 @@ class Trying:
         Args:
             first: the choice by the units' own sensitivities.
         """
-        every = {unit.name for unit in units}
-        sides = every if self.settings.sides != "inputs" else set()
+        sides: set[str] = set()
+        if self.settings.sides != "inputs":
+            sides = {name for name, _ in self.rehearsal.candidates.slopes}
         shrink = 0.0 if self.settings.shrink == "auto" else self.settings.shrink
         self.progress("trying the choice on examples held out", 0, 1)
         errors = self.rehearsal.errors(first.factors, sides, shrink)

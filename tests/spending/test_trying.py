@@ -1,0 +1,65 @@
+"""Ways of spending a target, tried on examples that nothing is fitted to."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bp_convert
+from bp_convert.values.plan import Plan
+from tests.calibration.test_slopes import Closed
+
+FIXED: dict[str, Any] = {"sides": "inputs", "allocation": "measured", "shrink": 0}
+
+
+def _network(seed: int) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(seed)
+    widths = [int(n) for n in torch.randint(8, 25, (4,))]
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.Tanh() if seed % 2 else nn.ReLU()]
+    x = torch.randn(256, widths[0]) @ torch.randn(widths[0], widths[0])
+    return nn.Sequential(*layers[:-1]).eval(), x
+
+
+def _plan(model: nn.Module, x: Tensor, **asked: Any) -> Plan:
+    common: dict[str, Any] = {"convert_anyway": True, "reconstruct": "off"}
+    return bp_convert.plan(model, target="params=0.5", calibrate=x, **common, **asked)
+
+
+def _never_worse(seed: int) -> int:
+    model, x = _network(seed)
+    plan = _plan(model, x)
+    if not plan.tried:
+        return 0
+    (taken,) = [one for one in plan.tried if one.taken]
+    assert taken.error == min(one.error for one in plan.tried)
+    assert plan.tried[0].words == "as measured"
+    return int(taken is not plan.tried[0])
+
+
+def test_what_is_taken_is_never_worse_than_what_was_there_before() -> None:
+    assert sum(map(_never_worse, range(4)))
+
+
+@pytest.mark.slow
+def test_what_is_taken_is_never_worse_in_fifty_models() -> None:
+    assert sum(map(_never_worse, range(50))) > 10
+
+
+def test_each_way_can_be_switched_off_and_nothing_is_then_tried() -> None:
+    model, x = _network(1)
+    assert not _plan(model, x, **FIXED).tried
+    both = _plan(model, x, **{**FIXED, "sides": "both"})
+    assert {one.sides for one in both.converted} == {"both"}
+    alike = _plan(model, x, **{**FIXED, "allocation": "uniform"})
+    assert [one.words for one in alike.tried] in ([], ["all layers alike"])
+
+
+def test_a_model_without_slopes_is_fitted_by_what_its_layers_see() -> None:
+    plan = _plan(Closed(), torch.randn(256, 6), convert_head=True)
+    assert {one.sides for one in plan.layers} == {"inputs"}
