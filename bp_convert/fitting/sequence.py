@@ -72,9 +72,9 @@ def fit_to_data(
     before, after = clone(source, apart=True), clone(converted, apart=True)
     order = order_of(before, wanted, batches)
     batches, held = parted(batches)
-    yardstick = Yardstick(before, held)
+    yardstick = Yardstick(clone(source, apart=True), held)
     start = {name: one.clone() for name, one in converted.state_dict().items()} if held else {}
-    off = yardstick.error(converted) if held else None
+    off = yardstick.error(clone(converted, apart=True)) if held else None
     two = {one.name for one in plan.converted if one.sides == "both"}
     slopes = gather_slopes(before, [one for one in wanted if one.name in two], batches, progress)
     stages = order.stages(STAGES)
@@ -101,7 +101,8 @@ def fit_to_data(
                         _brought(converted.get_submodule(name), after.get_submodule(name))
     errors.update(together.errors(errors))
     settle_norms(source, converted, batches)
-    if off is not None and (now := yardstick.error(converted)) is not None and now > off:
+    now = None if off is None else yardstick.error(clone(converted, apart=True))
+    if off is not None and now is not None and now > off:
         converted.load_state_dict(start)
         return {}, {**missed, **dict.fromkeys(errors, FURTHER)}
     progress("fitted", len(stages), len(stages))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -34,6 +34,7 @@ from bp_convert.values.settings import Settings, Store
 WHOLE = 64  # bits of a number at most
 EXCHANGES = 3  # times that layers are exchanged for groups of them
 MANY = 32  # the larger batch at which the whole model is to stay as fast
+PACKED = 1500  # bytes of a file, on the safe side, that say how its packed tensors are stored
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ class Spending:
             units.append(dense_unit(site, ways[site.name]))
         fixed = dict(budget.fixed)
         fixed["params"] -= sum(float(unit.dense[0]) for unit in units)
-        fixed["size"] -= sum(float(unit.dense[-1]) for unit in units)
+        fixed["size"] += PACKED - sum(float(unit.dense[-1]) for unit in units)
         return replace(budget, fixed=fixed, bits=True), units
 
     def _chosen(
@@ -227,13 +228,30 @@ class Spending:
                 continue
             split = {name: one for name, one in found.stores.items() if len(one) > 1}
             if split:  # roles of one layer are stored alike
-                units = [_alike(unit, split) for unit in units]
+                units = self._alike(units, split, held, guarded=guarded)
                 continue
             over = max((self._macs(found, layers, budget) - one for one in limits), default=0.0)
             if over <= 0:
                 return found
             more = held.fixed["macs"] + max(over, 1e-3 * budget.before["macs"])
             held = replace(held, fixed={**held.fixed, "macs": more})
+
+    def _alike(
+        self,
+        units: Sequence[Unit],
+        split: Mapping[str, set[Store | None]],
+        budget: Budget,
+        *,
+        guarded: bool,
+    ) -> list[Unit]:
+        """Return units whose layers' roles are stored alike: in the most bits that were chosen for
+        one of them, or in the fewest where that takes too much."""
+        most = [_alike(unit, split, max) for unit in units]
+        try:
+            choose(most, self.settings.target, budget, guarded=guarded)
+        except PlanError:
+            return [_alike(unit, split, min) for unit in units]
+        return most
 
     def _macs(self, found: Allocation, layers: Sequence[FreeLayer], budget: Budget) -> float:
         """Count the model's multiply-adds with the factors that were found."""
@@ -315,16 +333,18 @@ class Spending:
             )
 
 
-def _alike(unit: Unit, split: Mapping[str, set[Store | None]]) -> Unit:
-    """Return a unit with the options alone that are stored in the most bits of those that were
-    chosen for its layer's roles."""
+def _alike(
+    unit: Unit, split: Mapping[str, set[Store | None]], pick: Callable[..., Store | None]
+) -> Unit:
+    """Return a unit with the options alone that are stored as one picked, by its bits, among those
+    that were chosen for its layer's roles."""
     if unit.name not in split:
         return unit
-    most = max(split[unit.name], key=lambda one: WHOLE if one is None else FORMS[one].bits)
-    made = unit.only(np.array([unit.store(at) == most for at in range(len(unit.errors))]))
-    places = [place for place, curve in enumerate(unit.curves) if curve.store == most]
+    taken = pick(split[unit.name], key=lambda one: WHOLE if one is None else FORMS[one].bits)
+    made = unit.only(np.array([unit.store(at) == taken for at in range(len(unit.errors))]))
+    places = [place for place, curve in enumerate(unit.curves) if curve.store == taken]
     picked = made.picked.copy()
     for row in picked:
         row[0] = places.index(row[0]) if row[1] else 0
     curves = [unit.curves[place] for place in places]
-    return replace(made, picked=picked, curves=curves, whole=(most,))
+    return replace(made, picked=picked, curves=curves, whole=(taken,))

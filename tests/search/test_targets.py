@@ -103,7 +103,7 @@ def test_a_file_is_no_larger_than_asked(name: str, share: float, tmp_path: Path)
     asked = {"mlp": (spec(256),), "cnn": (spec(3, 12, 12),), "words": ()}[name]
     size = sum(p.numel() * 4 for p in model.parameters())
     for text in (f"size={share}", f"size={int(share * size)}b"):
-        plan = _plan(model, text, inputs=asked)
+        plan = _plan(model, text, inputs=asked, store="fp32")
         done = apply_plan(model, plan).model
         setattr(done, storage.PLAN_ATTRIBUTE, plan.model_dump_json(by_alias=True))
         path = tmp_path / f"{text[:7]}.safetensors"
@@ -128,7 +128,7 @@ def test_several_targets_are_all_met() -> None:
     assert macs.ratio > 0.3 or alone["macs=0.3"].params.ratio > 0.4
     assert both.error is not None
     assert both.error >= max(one.error or 0 for one in alone.values()) * 0.99
-    tight = _plan(model, "size=0.5", "params=0.2", "error=0.99", data=data, **asked)
+    tight = _plan(model, "size=0.55", "params=0.2", "error=0.99", data=data, **asked)
     assert tight.params.ratio <= 0.2
     assert (tight.error or 9) <= 0.99
 
@@ -509,7 +509,9 @@ def test_a_pt_file_keeps_its_limit_to_the_byte(name: str, share: float, tmp_path
     torch.manual_seed(0)
     model = make()
     limit = int(share * 4 * sum(p.numel() for p in model.parameters()))
-    plan = bp_convert.plan(model, target=f"size={limit}b", inputs=[shape], convert_anyway=True)
-    bp_convert.save(bp_convert.apply(model, plan), tmp_path / "small.pt")
-    taken = (tmp_path / "small.pt").stat().st_size
-    assert 0.95 * limit <= taken <= limit
+    for store in ("fp32", None):  # None: in whatever bits lose least, which spends less exactly
+        asked: dict[str, Any] = {"target": f"size={limit}b", "store": store}
+        plan = bp_convert.plan(model, inputs=[shape], convert_anyway=True, **asked)
+        bp_convert.save(bp_convert.apply(model, plan), tmp_path / f"{store}.pt")
+        taken = (tmp_path / f"{store}.pt").stat().st_size
+        assert (0.95 if store else 0.6) * limit <= taken <= limit
