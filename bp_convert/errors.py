@@ -46,7 +46,13 @@ class TraceError(BpConvertError):
 
 
 class PlanError(BpConvertError):
-    """Settings or a plan that do not fit the model."""
+    """Settings or a plan that do not fit the model.
+
+    Attributes:
+        lowest: what a target out of reach could be, in what it is counted in; None for other errors.
+    """
+
+    lowest: float | None = None
 
 
 class VerificationError(BpConvertError):

@@ -317,7 +317,7 @@ def _refusal(
     least = max(problem.least, alone)
     lowest, before = budget.total(target, least), budget.before[target.quantity]
     beside = len(targets) > 1 and least > alone * (1 + 1e-9)
-    return PlanError(
+    refusal = PlanError(
         where=f"target {target}",
         found=f"{target.limit(before):,.0f} of {before:,.0f} is out of reach"
         + (" beside the other targets" if beside else ""),
@@ -328,3 +328,5 @@ def _refusal(
         + (f"; for want of a kind these stay as they are: {budget.held}" if budget.held else "")
         + target.hint,
     )
+    refusal.lowest = lowest
+    return refusal

@@ -95,10 +95,22 @@ class Spending:
         held = largest(others_of(self.model, walk(self.model)), int(budget.before["params"]))
         narrowed = bool(asked.include or asked.exclude or rules)
         budget = replace(budget, held=held, narrowed=narrowed)
+        plain = budget, units
         if ways:
             budget, dense = self._with_bits(budget, kept, ways)
             units = [*units, *dense]
-        found = self._chosen(units, layers, budget)
+        try:
+            found = self._chosen(units, layers, budget)
+        except PlanError as problem:
+            if not asked.chooses_bits or stores:
+                raise
+            # In a small file, what says how tensors are packed may be more than packing saves.
+            budget = plain[0]
+            units = [_alike(unit, {unit.name: {None}}, max) for unit in plain[1]]
+            try:
+                found = self._chosen(units, layers, budget)
+            except PlanError as other:
+                raise min(other, problem, key=lambda one: one.lowest or 0) from None
         if not candidates.by_data:
             return found
         trying = None

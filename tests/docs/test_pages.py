@@ -20,8 +20,9 @@ from bp_convert.cli.app import app
 from bp_convert.cli.reading import settings_from
 from tests.docs.pages import PAGES, ROOT, SCRIPT, blocks
 
+LONG = ("data", "recipes", "results")
 RUN = [
-    pytest.param(page, id=page.name, marks=[pytest.mark.long] if page.stem == "results" else [])
+    pytest.param(page, id=page.name, marks=[pytest.mark.long] if page.stem in LONG else [])
     for page in PAGES
     if any(one.language in ("console", "python") and not one.why for one in blocks(page))
 ]

@@ -20,6 +20,7 @@ RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 SETTINGS = sorted((ROOT / "recipes" / "settings").glob("*.yaml"))
 # The same forms on larger models.
 LONG = ("cifar10-mobilenet-v2", "cifar10-resnet56", "cifar10-squeezenet", "fashion-resnet11")
+LONG += ("svhn-mobilenet-v2",)
 EACH = [
     pytest.param(path, id=path.stem, marks=[pytest.mark.long] if path.stem in LONG else [])
     for path in RECIPES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -102,16 +103,16 @@ def test_a_file_is_no_larger_than_asked(name: str, share: float, tmp_path: Path)
     }[name]()
     asked = {"mlp": (spec(256),), "cnn": (spec(3, 12, 12),), "words": ()}[name]
     size = sum(p.numel() * 4 for p in model.parameters())
-    for text in (f"size={share}", f"size={int(share * size)}b"):
-        plan = _plan(model, text, inputs=asked, store="fp32")
-        done = apply_plan(model, plan).model
-        setattr(done, storage.PLAN_ATTRIBUTE, plan.model_dump_json(by_alias=True))
+    texts = (f"size={share}", f"size={int(share * size)}b")
+    for text, store in product(texts, ("fp32", None)):  # None: whatever bits lose least
+        plan = _plan(model, text, inputs=asked, store=store)
+        done = bp_convert.apply(model, plan)
         path = tmp_path / f"{text[:7]}.safetensors"
         storage.save(done, path)
         total = sum(f.stat().st_size for f in tmp_path.iterdir() if f.stem == path.stem)
         limit = share * size * 1.01 if text.endswith("b") else share * (size * 1.02)
         assert total <= limit
-        assert total >= 0.9 * share * size
+        assert total >= (0.9 if store else 0.5) * share * size
         for file in tmp_path.iterdir():
             file.unlink()
 
@@ -128,7 +129,7 @@ def test_several_targets_are_all_met() -> None:
     assert macs.ratio > 0.3 or alone["macs=0.3"].params.ratio > 0.4
     assert both.error is not None
     assert both.error >= max(one.error or 0 for one in alone.values()) * 0.99
-    tight = _plan(model, "size=0.55", "params=0.2", "error=0.99", data=data, **asked)
+    tight = _plan(model, "size=0.5", "params=0.2", "error=0.99", data=data, **asked)
     assert tight.params.ratio <= 0.2
     assert (tight.error or 9) <= 0.99
 

@@ -46,7 +46,7 @@ def test_what_is_taken_is_never_worse_than_what_was_there_before() -> None:
     assert sum(map(_never_worse, range(4)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_taken_is_never_worse_in_fifty_models() -> None:
     assert sum(map(_never_worse, range(50))) > 10
 
