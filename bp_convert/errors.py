@@ -49,7 +49,7 @@ class PlanError(BpConvertError):
     """Settings or a plan that do not fit the model.
 
     Attributes:
-        lowest: what a target out of reach could be, in what it is counted in; None for other errors.
+        lowest: what a target out of reach could be, in its own unit; None for others.
     """
 
     lowest: float | None = None
