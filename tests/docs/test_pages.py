@@ -20,7 +20,7 @@ from bp_convert.cli.app import app
 from bp_convert.cli.reading import settings_from
 from tests.docs.pages import PAGES, ROOT, SCRIPT, blocks
 
-LONG = ("data", "recipes", "results")
+LONG = ("data", "recipes", "results", "tutorial")
 RUN = [
     pytest.param(page, id=page.name, marks=[pytest.mark.long] if page.stem in LONG else [])
     for page in PAGES
