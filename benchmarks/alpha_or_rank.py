@@ -1,7 +1,7 @@
 """Which dial to turn on a trained model: alpha or rank, at equal parameters.
 
-    python benchmarks/alpha_or_rank.py [--only digits|fashion] [--steps N] [--seeds N]
-                                       [--full-epochs N] [SHARE ...]
+    python benchmarks/alpha_or_rank.py [--only digits|fashion|resnet11] [--steps N]
+                                       [--seeds N] [--full-epochs N] [SHARE ...]
 
 Two models at a share of their parameters: as the planner spends them at alpha 1 (the rank dial),
 and widened with ``--alpha 2`` and ``--alpha 3`` from the trained weights, with as many terms as the
@@ -14,21 +14,21 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 
 import torch
 import torch.nn.functional as F
-import torchvision
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import bp_convert
-from benchmarks import recovery
+from benchmarks import fashion
 from benchmarks.clock import machine
 from benchmarks.quality import outputs, shuffled
-from bp_convert.data import vision_sets
 from bp_convert.values.plan import Plan
 from recipes import assets
 
@@ -59,23 +59,17 @@ def digits(full_epochs: float) -> Task:
     return Task(assets.digit_cnn(), "1x28x28", images[here], (images[there], labels[there]))
 
 
-def fashion(full_epochs: float) -> Task:
-    """The S-VGG of ``recovery.py`` on FashionMNIST, 2,588,618 parameters."""
-    model = recovery.fashion(full_epochs).model
-    (examples, _), held = _garments(train=True), _garments(train=False)
-    return Task(model, "1x28x28", examples, held)
+def garments(net: str, full_epochs: float) -> Task:
+    """A net of ``fashion.py`` on FashionMNIST."""
+    (examples, _), held = fashion.garments(train=True), fashion.garments(train=False)
+    return Task(fashion.trained(net, full_epochs), "1x28x28", examples, held)
 
 
-def _garments(train: bool) -> tuple[Tensor, Tensor]:
-    """Return 5,000 images, as the model was trained on them, and their labels."""
-    found = torchvision.datasets.FashionMNIST(str(assets.fashion_root()), train)
-    at = shuffled(len(found))[:5000]
-    mean, std = vision_sets.NORMS["FashionMNIST"]
-    images = found.data[at, None].float() / 255
-    return (images - mean[0]) / std[0], found.targets[at]
-
-
-TASKS = {"digits": digits, "fashion": fashion}
+TASKS: dict[str, Callable[[float], Task]] = {
+    "digits": digits,
+    "fashion": partial(garments, "svgg"),
+    "resnet11": partial(garments, "resnet11"),
+}
 
 
 def widened(model: nn.Module, inputs: str, alpha: float, share: float) -> Plan | None:

@@ -1,7 +1,8 @@
 """Where a widened model had better start from: its trained weights, drawn factors, or noise.
 
-    python benchmarks/alpha_start.py [--only digits|fashion] [--alpha 2] [--rank 1] [--steps 160]
-                                     [--seeds 1] [--full-epochs N] [--starts warm mixed random]
+    python benchmarks/alpha_start.py [--only digits|fashion|resnet11] [--alpha 2] [--rank 1]
+                                     [--steps 160] [--seeds 1] [--full-epochs N]
+                                     [--starts warm mixed random]
 
 Every start is trained for the same steps on the same 5,000 images and what the source names them
 (Adam, 1e-3, batches of 32); the table says the accuracy on others before, half-way and after.

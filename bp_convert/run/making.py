@@ -23,7 +23,8 @@ from bp_convert.values.target import Target
 # What a low-rank counterpart is asked for as its conversion is.
 LAYERS = (
     *("include", "exclude", "convert_head", "convert_anyway", "keep_parametrized"),
-    *("merge_adapters", "sides", "allocation", "shrink", "store", "reconstruct", "inputs", "seed"),
+    *("merge_adapters", "sides", "allocation", "shrink", "groups", "store", "reconstruct"),
+    *("inputs", "seed"),
 )
 
 

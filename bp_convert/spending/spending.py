@@ -125,7 +125,7 @@ class Spending:
                 asked = asked.model_copy(update={"allocation": "measured"})
             trying = Trying(rehearsal, choose, asked, self.progress)
             found = trying.best(units, found)
-        if asked.chooses_bits:  # how layers that share are stored is not chosen
+        if asked.chooses_bits or not asked.groups:  # how layers that share are stored is not chosen
             return found
         return self._shared(candidates, units, layers, budget, found, trying)
 

@@ -95,6 +95,8 @@ class Settings(Value):
             out of calibration and takes the best.
         shrink: how much of their mean variance is added to what layers see, so that directions
             that the data hardly shows count more; ``auto`` tries several on examples held out.
+        groups: let layers that get the same inputs share a factor, where that is nearer to the
+            source on examples held out.
         init: ``warm`` starts from the trained weights; ``random`` from noise; ``mixed`` draws the
             factors, at the size of their weights, and keeps trained biases, norms and other
             layers; ``auto`` takes ``mixed`` for single terms of a widened model, else ``warm``.
@@ -125,6 +127,7 @@ class Settings(Value):
     sides: Sides = "auto"
     allocation: Allocation = "auto"
     shrink: Shrink = "auto"
+    groups: bool = True
     init: Init = "auto"
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -185,6 +188,7 @@ class SettingsKeywords(TypedDict, total=False):
     sides: Sides
     allocation: Allocation
     shrink: Literal["auto"] | float
+    groups: bool
     init: Init
     include: str | Sequence[str]
     exclude: str | Sequence[str]
