@@ -39,7 +39,7 @@ from bp_convert.values.recipe import BATCHES
 from bp_convert.values.report import Report
 from bp_convert.values.settings import Settings, SettingsKeywords, Start
 from bp_convert.values.tensors import TensorSpec
-from bp_convert.verify import fingerprint_of_data, verify
+from bp_convert.verify import fingerprint_of_data, in_plain_bits, verify
 from bp_convert.verify.fingerprint import check_untouched
 from bp_convert.widths.channel_map import ChannelMaps
 
@@ -223,10 +223,11 @@ def convert(
             batch = None if examples.fresh is None else examples.fresh()
             if batch is not None:
                 sample = replace(sample, given=batch, origin="data that nothing was fitted to")
-        checked = None
+        checked = plain = None
         if sample:
             tell("running it beside the same weights in plain layers", 0, 1)
             checked = verify(model, done.model, plan, sample, new=done.new, before=before)
+            plain = in_plain_bits(model, plan, sample)
     result = done.model
     if floating is not None:
         cast(result, floating)
@@ -249,6 +250,7 @@ def convert(
         source=source,
         fitted_to=fitted_to,
         verification=checked,
+        plain_int8=plain,
         scores=(scorer.score(result),) if scorer is not None else (),
         latency=latency,
         seconds=time.perf_counter() - start,

@@ -28,7 +28,7 @@ def verdict(report: Report) -> str:
     done = report.plan.converted
     if not done and not report.plan.stored:
         return _nothing(report)
-    parts = [_saved(report), _quality(report, done), _speed(report)]
+    parts = [_saved(report), _quality(report, done), _speed(report), _plain(report)]
     if report.training is not None:
         parts.append(words.trained_verdict(report.training))
     return " ".join(filter(None, parts))
@@ -151,6 +151,20 @@ def _scored(score: Score, *, trained: bool) -> str:
         return f"{text}: usable as it is."
     more = "more training" if trained else "training it"
     return f"{text}; {more}, or a larger target, wins accuracy back."
+
+
+def _plain(report: Report) -> str:
+    """Say where plain int8 takes fewer bytes and is nearer to the source."""
+    plain, found = report.plain_int8, report.verification
+    if plain is None or found is None or found.output_error is None or report.training is not None:
+        return ""
+    if not plain.output_error < found.output_error:
+        return ""
+    gap = f"outputs differ by {percent(plain.output_error)}"
+    return (
+        f"On size alone plain int8 serves better: {size(plain.bytes)}, {gap} (--target params=1 "
+        "--store int8); it saves no multiply-adds."
+    )
 
 
 def _speed(report: Report) -> str:

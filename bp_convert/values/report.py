@@ -65,6 +65,18 @@ class Verification(Value):
     notes: tuple[str, ...] = ()
 
 
+class PlainBits(Value):
+    """The source with its weights rounded to int8 and nothing else.
+
+    Attributes:
+        bytes: of its parameters and buffers.
+        output_error: as in ``Verification``, on the same inputs.
+    """
+
+    bytes: int
+    output_error: Number
+
+
 class Latency(Value):
     """Measured times in milliseconds: dense and converted, interleaved in one run."""
 
@@ -102,6 +114,8 @@ class Report(Shown):
         scores: quality before and after, on data that no factor was fitted to.
         training: what training after the conversion did.
         verification: what running the result showed; None where it was not run.
+        plain_int8: what int8 alone gives, where that takes no more bytes; None where it takes more,
+            or was not looked at.
         latency: one entry for each batch size that was measured.
         seconds: that all of it took.
         versions: of what made it.
@@ -118,6 +132,7 @@ class Report(Shown):
     scores: tuple[Score, ...] = ()
     training: Trained | None = None
     verification: Verification | None = None
+    plain_int8: PlainBits | None = None
     latency: tuple[Latency, ...] = ()
     seconds: float | None = None
     versions: dict[str, str] = Field(default_factory=dict)
