@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import bp_convert
-import bp_convert.spending.spending as spending
 from bp_convert.errors import PlanError
 from bp_convert.graph.walk import walk
 from bp_convert.groups.stacked import coefficients, errors_on, shared_rows, stacks_of
@@ -114,13 +113,10 @@ def test_who_may_share() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("target", ["params=0.5", "error=0.3"])
-def test_never_above_layers_on_factors_of_their_own(
-    seed: int, target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_never_above_layers_on_factors_of_their_own(seed: int, target: str) -> None:
     model, data = _Net(seed), _data(seed)
     plan = bp_convert.plan(model, target=target, calibrate=data)
-    monkeypatch.setattr(spending, "EXCHANGES", 0)
-    alone = bp_convert.plan(model, target=target, calibrate=data)
+    alone = bp_convert.plan(model, target=target, calibrate=data, groups=False)
     assert not any(one.shares for one in alone.layers)
     assert plan.error is not None
     assert alone.error is not None

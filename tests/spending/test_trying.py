@@ -16,6 +16,19 @@ from tests.calibration.test_slopes import Closed
 FIXED: dict[str, Any] = {"sides": "inputs", "allocation": "measured", "shrink": 0}
 
 
+class _Forks(nn.Module):
+    """Three layers that read the same, and one that reads all of them."""
+
+    def __init__(self, inputs: int, hidden: int) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(inputs, hidden) for _ in range(3))
+        self.last = nn.Linear(3 * hidden, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.last(torch.cat([part(x).tanh() for part in self.parts], -1))
+        return made
+
+
 def _network(seed: int) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(seed)
     widths = [int(n) for n in torch.randint(8, 25, (4,))]
@@ -23,6 +36,8 @@ def _network(seed: int) -> tuple[nn.Module, Tensor]:
     for inputs, outputs in pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.Tanh() if seed % 2 else nn.ReLU()]
     x = torch.randn(256, widths[0]) @ torch.randn(widths[0], widths[0])
+    if seed % 3 == 0:
+        return _Forks(widths[0], widths[1]).eval(), x
     return nn.Sequential(*layers[:-1]).eval(), x
 
 
