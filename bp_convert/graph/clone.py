@@ -85,9 +85,20 @@ def clone_to_meta(model: M, modules: Mapping[nn.Module, nn.Module] | None = None
     return clone(model, modules, tensors, apart=True)
 
 
-def plain_clone(model: M, *, apart: bool = False, factored: bool = False) -> M:
+def plain_clone(
+    model: M,
+    *,
+    apart: bool = False,
+    factored: bool = False,
+    given: Mapping[nn.Module, nn.Module] | None = None,
+) -> M:
     """Copy ``model`` with every bilinear layer exchanged for the plain one of the same weight, or,
-    where ``factored`` is asked for and it is of low rank, for two plain ones in a row."""
+    where ``factored`` is asked for and it is of low rank, for two plain ones in a row.
+
+    Args:
+        given: plain layers that are made already, by the bilinear ones.
+    """
+    ready = given or {}
     twins = [one for one in model.modules() if is_twin(one)]
     factors = [_factors(one) for one in twins]
     plain: dict[nn.Module, nn.Module] = {}
@@ -95,13 +106,13 @@ def plain_clone(model: M, *, apart: bool = False, factored: bool = False) -> M:
     beside: dict[int, Tensor] = {}
     for twin, held in zip(twins, factors, strict=True):
         if held and factors.count(held) > 1:
-            one: Any = twin.to_dense()
+            one: Any = ready[twin] if twin in ready else twin.to_dense()
             one.weight = weights.setdefault(held, one.weight)
             bias = parameters_of(twin).get("bias")
             if bias is not None:  # which may stand beside the layer, too
                 beside[id(bias)] = one.bias
         else:
-            one = (in_two(twin) if factored else None) or twin.to_dense()
+            one = ready.get(twin) or (in_two(twin) if factored else None) or twin.to_dense()
         plain[twin] = one
     made = clone(model, plain, beside, apart=apart)
     closed(made)

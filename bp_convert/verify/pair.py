@@ -19,6 +19,7 @@ from bp_convert.kinds import is_twin
 from bp_convert.torch_private import DropoutBase
 from bp_convert.values.plan import Plan
 from bp_convert.verify.compare import Difference, difference
+from bp_convert.verify.sketch import sketch_of
 from bp_convert.verify.trace import last_called, parting
 from bp_convert.verify.way import Way
 
@@ -34,29 +35,38 @@ class Pair:
     Where no width has changed the latter is a copy of the source itself, with its own layers, hooks
     and caches, given the weights that the bilinear layers stand for; a layer that computes its
     weight is a plain one there. A widened model has no such counterpart; its own bilinear layers
-    are then exchanged for plain ones.
+    are then exchanged for plain ones. Where those are large, ``sketched`` builds no weights
+    (``verify.sketch``). That they agree is as good a sign as of the weights themselves; where they
+    do not, or do not run, it may lie in a forward that looks at a weight, and the weights tell.
 
     Attributes:
         twin: the conversion.
         plain: the same weights in plain layers.
         layers: the bilinear layers of ``twin`` by name.
-        dense: the parameters of ``plain`` that stand for factors, by name.
+        sketches: what plain layers without a weight answer, by name; empty where all have theirs.
     """
 
     def __init__(
-        self, source: nn.Module, converted: nn.Module, plan: Plan, dtype: torch.dtype | None
+        self,
+        source: nn.Module,
+        converted: nn.Module,
+        plan: Plan,
+        dtype: torch.dtype | None,
+        *,
+        sketched: bool = False,
     ) -> None:
         self.twin = in_dtype(clone(converted, apart=True), dtype)
         self.layers: dict[str, Any] = {
             layer.name: self.twin.get_submodule(layer.name) for layer in plan.converted
         }
-        self.plain = (
-            plain_clone(self.twin, apart=True)
-            if _widened(plan)
-            else in_dtype(clone(source, stand_ins(source, plan), apart=True), dtype)
-        )
-        self.dense: dict[str, Tensor] = {}
-        self._take_over()
+        made = {one: sketch_of(one) for one in self.layers.values()} if sketched else {}
+        self.sketches = {name: one for name in self.layers if (one := made.get(self.layers[name]))}
+        if is_widened(plan):
+            given = {one: sketch.layer for one, sketch in made.items() if sketch is not None}
+            self.plain = plain_clone(self.twin, apart=True, given=given)
+        else:
+            self.plain = in_dtype(clone(source, stand_ins(source, plan), apart=True), dtype)
+            self._take_over()
         self.tolerance = tolerance_of(converted, dtype)
         kinds = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
         self.has_attention = any(isinstance(one, kinds) for one in converted.modules())
@@ -68,11 +78,24 @@ class Pair:
         for name, tensor in all_weights(self.twin).items():
             _copy(tensor, ours.get(name))
         for name, twin in self.layers.items():
+            if name in self.sketches:
+                self.sketches[name].take(twin)
+                continue
             for key, tensor in twin.to_dense().named_parameters():
                 own = f"{name}.{key}" if name else key  # the model itself may be the layer
                 own = own if own in ours else name  # a bare parameter
-                if _copy(tensor, ours.get(own)):
-                    self.dense[own] = ours[own]
+                _copy(tensor, ours.get(own))
+
+    def check_sketches(self, way: Way) -> None:
+        """Check that what layers without a weight gave so far is what their weights give.
+
+        Raises:
+            VerificationError: it is not.
+        """
+        for name, one in self.sketches.items():
+            if not one.error <= self.tolerance:
+                found = f"sums of its outputs differ by {one.error:.2g} from its weight's"
+                raise _error(self, way, name, found, "the outputs that its weight gives")
 
     @torch.no_grad()
     def change(self) -> None:
@@ -137,17 +160,16 @@ def in_dtype(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     return model
 
 
-def _widened(plan: Plan) -> bool:
+def is_widened(plan: Plan) -> bool:
+    """Return whether a plan changes a width."""
     layers = any(one.before != one.after for one in plan.layers)
     return layers or any(one.before != one.after for one in plan.resizes)
 
 
-def _copy(old: Tensor, new: Tensor | None) -> bool:
-    """Copy a tensor onto its counterpart where that has its shape; return whether it does."""
-    fits = new is not None and new.shape == old.shape and new.is_floating_point()
-    if new is not None and fits:
+def _copy(old: Tensor, new: Tensor | None) -> None:
+    """Copy a tensor onto its counterpart where that has its shape."""
+    if new is not None and new.shape == old.shape and new.is_floating_point():
         new.copy_(old)
-    return fits
 
 
 def tolerance_of(model: nn.Module, dtype: torch.dtype | None = None) -> float:
