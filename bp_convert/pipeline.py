@@ -20,7 +20,7 @@ from bp_convert.errors import PlanError
 from bp_convert.evaluation import Scorer
 from bp_convert.fakes.inputs import settle_values
 from bp_convert.files.read_model import Loaded, load_model
-from bp_convert.fitting import fit_to_data, round_stored
+from bp_convert.fitting import fit_to_data, foretold_examples, round_stored
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import SampleInputs, device_of, given_sample
 from bp_convert.graph.merging import merged
@@ -408,10 +408,13 @@ def _apply(
 
 
 def _foretold(model: nn.Module, ready: Planned, examples: Examples | None) -> Planned:
-    """Return a plan that says which blocks will be tuned."""
+    """Return a plan that says what the fit will look at, and which blocks will be tuned."""
     if examples is None or not ready.plan.settings.fits_data:
         return ready
-    words = foretold(model, ready.plan, examples.count)
+    words = [
+        *foretold_examples(model, ready.plan, examples.batches),
+        *foretold(model, ready.plan, examples.count),
+    ]
     plan = ready.plan.model_copy(update={"notes": (*ready.plan.notes, *words)})
     return replace(ready, plan=plan)
 

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from bp_convert.fitting.rounding import round_stored
-from bp_convert.fitting.sequence import fit_to_data
+from bp_convert.fitting.sequence import fit_to_data, foretold_examples
 
-__all__ = ["fit_to_data", "round_stored"]
+__all__ = ["fit_to_data", "foretold_examples", "round_stored"]

@@ -24,11 +24,12 @@ from bp_convert.calibration.moments import Moment
 from bp_convert.calibration.tap import Batches
 from bp_convert.errors import PlanError
 from bp_convert.fitting.norms import settle_norms
-from bp_convert.fitting.sequence import STAGES
 from bp_convert.fitting.sequence import _compared as compared
 from bp_convert.fitting.sequence import _outputs as outputs_of
 from bp_convert.fitting.sequence import _specs as specs_of
+from bp_convert.fitting.sequence import stages_for
 from bp_convert.graph.clone import clone
+from bp_convert.graph.example import device_of
 from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import is_twin
 from bp_convert.kron.als import natural
@@ -75,7 +76,8 @@ def round_stored(
     if coarse:
         before, after = clone(converted, apart=True), clone(converted, apart=True)
         order = order_of(before, [site for site in coarse if not site.kind.bare], batches)
-        stages = order.stages(STAGES)
+        passes, few = stages_for(plan, batches, device_of(converted))
+        stages = order.stages(passes)
         for (
             layer
         ) in plan.stored:  # what loses little comes first, so that the others make up for it
@@ -85,7 +87,7 @@ def round_stored(
         for number, names in enumerate(stages):
             progress(f"rounding {names[0]}", number, len(stages))
             stage = [sites[name] for name in names]
-            moments = compared(before, after, stage, order, batches)
+            moments = compared(before, after, stage, order, few)
             for site in stage:
                 found = work.fitted(site, moments)
                 if found is not None:

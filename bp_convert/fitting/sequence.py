@@ -20,9 +20,11 @@ from bp_convert.calibration.held import Yardstick, parted
 from bp_convert.calibration.moments import Moment
 from bp_convert.calibration.slopes import Slopes, gather_slopes
 from bp_convert.calibration.tap import Batches, Tap
+from bp_convert.calibration.work import BACKWARD, SLOPES, passes_over, within
 from bp_convert.fitting.norms import Norms, settle_norms
 from bp_convert.fitting.together import Targets, Together
 from bp_convert.graph.clone import clone
+from bp_convert.graph.example import device_of
 from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site, walk
 from bp_convert.kinds import Factors, Spread
@@ -33,6 +35,7 @@ from bp_convert.values.plan import Plan
 from bp_convert.values.progress import Progress, unheard
 
 STAGES = 24  # passes over the data: layers that follow each other share one where there are more
+FEWEST = 8  # of them, where passes take long
 SWEEPS = 30
 ROUNDS = 3  # fits of a layer that is called several times, whose output is its own input
 FURTHER = "fitted to the data, the model is further off on examples held out of it"
@@ -75,9 +78,12 @@ def fit_to_data(
     yardstick = Yardstick(clone(source, apart=True), held)
     start = {name: one.clone() for name, one in converted.state_dict().items()} if held else {}
     off = yardstick.error(clone(converted, apart=True)) if held else None
+    passes, batches = stages_for(plan, batches, device_of(source))
     two = {one.name for one in plan.converted if one.sides == "both"}
-    slopes = gather_slopes(before, [one for one in wanted if one.name in two], batches, progress)
-    stages = order.stages(STAGES)
+    macs = 0 if plan.macs is None else plan.macs.before
+    few = within(batches, BACKWARD * macs, SLOPES, device_of(source))
+    slopes = gather_slopes(before, [one for one in wanted if one.name in two], few, progress)
+    stages = order.stages(passes)
     together = Together(before, plan, wanted, order, batches)
     errors: dict[str, float] = {}
     for number, names in enumerate(stages):
@@ -114,6 +120,23 @@ def fit_to_data(
                 else "the calibration data never reached it"
             )
     return errors, missed
+
+
+def stages_for(plan: Plan, batches: Batches, device: torch.device) -> tuple[int, Batches]:
+    """Return in how many stages a plan's layers are fitted, and to which examples."""
+    each = 0 if plan.macs is None else plan.macs.before + plan.macs.after
+    return passes_over(batches, each, STAGES, FEWEST, device)
+
+
+def foretold_examples(model: nn.Module, plan: Plan, batches: Batches) -> Sequence[str]:
+    """Return a line where layers are fitted to fewer examples than there are, or none."""
+    mine = parted(batches)[0]
+    _, few = stages_for(plan, mine, device_of(model))
+    count, whole = sum(map(rows_in, few)), sum(map(rows_in, mine))
+    if not plan.converted or count >= whole:
+        return ()
+    words = "more would take long for a model of this size"
+    return (f"layers are fitted to {count} of the {whole} examples: {words}",)
 
 
 def _compared(

@@ -154,7 +154,7 @@ class _Planning:
         seen = self._observe(sample_inputs(self.model, self.settings, self.examples, self.given))
         reasons = self._reasons(seen)
         free = [site for site in self.sites if site.name not in reasons]
-        units = self.spending.units(self.spending.free_layers(free, self._floors(), seen))
+        units = self.spending.units(self.spending.free_layers(free, self._floors(), seen), seen)
         return units, [(one, reasons[one.name]) for one in self.sites if one.name in reasons]
 
     def _only_bits(self, site: Site, reasons: Mapping[str, str]) -> bool:

@@ -9,6 +9,7 @@ from math import ceil
 
 import torch
 
+from bp_convert.calibration.work import FASTER
 from bp_convert.values.plan import Plan
 from bp_convert.values.reconstruction import Reconstruct
 from bp_convert.values.settings import Settings
@@ -16,7 +17,6 @@ from bp_convert.values.settings import Settings
 EPOCHS = 20  # at most, where nobody says how many
 LEAST = 3  # fewer are not worth their time
 BUDGET = 1e13  # multiply-adds: some ten minutes on one CPU core
-FASTER = 20.0  # times that an accelerator does them
 PASSES = 3  # forward, and twice as much backward
 ENOUGH = 16  # examples that judge, below which nothing is judged unasked
 

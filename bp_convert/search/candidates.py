@@ -13,8 +13,10 @@ from bp_convert.calibration.gatherer import Moments, gather, order_of
 from bp_convert.calibration.moments import Moment
 from bp_convert.calibration.slopes import Slopes, gather_slopes
 from bp_convert.calibration.tap import Batches
+from bp_convert.calibration.work import BACKWARD, GATHER, SLOPES, TRIALS, within
 from bp_convert.errors import PlanError
 from bp_convert.graph.clone import clone
+from bp_convert.graph.example import device_of
 from bp_convert.graph.walk import Site
 from bp_convert.groups.members import Tied, tied_groups
 from bp_convert.groups.stacked import Stacked
@@ -103,6 +105,7 @@ class Candidates:
         digest: hash of that data.
         both: measure errors by what the model makes of a layer's outputs, too.
         shrink: how much of their mean variance is added to what layers see.
+        macs: multiply-adds of one example through the model; 0 where not known.
         stores: by layer the ways to store it; those that are left out are stored as they are.
     """
 
@@ -114,6 +117,7 @@ class Candidates:
     progress: Progress = lambda *_: None
     both: bool = False
     shrink: float = 0.0
+    macs: float = 0.0
     stores: Mapping[str, Sequence[Store | None]] = field(default_factory=dict)
     _metrics: dict[int, Metric] = field(default_factory=dict)
 
@@ -349,16 +353,21 @@ class Candidates:
         copy = clone(self.model, apart=True)
         sites = [one.site for one in self.layers if not one.site.kind.bare]
         order = order_of(copy, sites, self.batches)
-        return gather(copy, sites, self.batches, order, self.progress)
+        return gather(copy, sites, self._within(self.macs, GATHER), order, self.progress)
 
     @cached_property
     def slopes(self) -> Slopes:
         """How much the outputs of each layer count to the model."""
         sites = [one.site for one in self.layers if not one.site.kind.bare]
-        return gather_slopes(clone(self.model, apart=True), sites, self.batches, self.progress)
+        batches = self._within(BACKWARD * self.macs, SLOPES)
+        return gather_slopes(clone(self.model, apart=True), sites, batches, self.progress)
 
     @cached_property
     def _trials(self) -> Trials:
         sites = [one.site for one in self.layers]
         plain = {site.held: site.module for site in sites if not site.plain}
-        return Trials(clone(self.model, plain, apart=True), self.batches)
+        batches = self._within(len(sites) * self.macs, TRIALS)
+        return Trials(clone(self.model, plain, apart=True), batches)
+
+    def _within(self, each: float, work: float) -> Batches:
+        return within(self.batches, each, work, device_of(self.model))

@@ -18,7 +18,9 @@ from bp_convert.calibration.gatherer import Gatherer, Order, order_of
 from bp_convert.calibration.held import Yardstick
 from bp_convert.calibration.moments import Moment
 from bp_convert.calibration.tap import Batches, Tap
+from bp_convert.calibration.work import REHEARSAL, within
 from bp_convert.graph.clone import clone
+from bp_convert.graph.example import device_of
 from bp_convert.graph.tree import rows_in
 from bp_convert.graph.walk import Site
 from bp_convert.groups.stacked import Stacked, coefficients, shared_rows
@@ -31,6 +33,7 @@ from bp_convert.search.units import Unit
 from bp_convert.values.factors import FactorSpec
 
 EXAMPLES = 192  # that are fitted to
+FEW = 24  # of them at least, where a pass takes long
 STAGES = 8  # passes over them
 SWEEPS = 3
 WORK = 1e9  # multiply-adds of a half sweep's normal equations, above which there is none
@@ -198,12 +201,15 @@ class Rehearsal:
     @cached_property
     def _few(self) -> Batches:
         """Some of the examples that are fitted to."""
-        batches, count = self.candidates.batches, 0
-        for number, batch in enumerate(batches):
+        whole, count = self.candidates.batches, 0
+        batches = whole
+        for number, batch in enumerate(whole):
             count += rows_in(batch)
             if count >= EXAMPLES:
-                return batches[: number + 1]
-        return batches
+                batches = whole[: number + 1]
+                break
+        model = self.candidates.model
+        return within(batches, STAGES * self.candidates.macs, REHEARSAL, device_of(model), FEW)
 
     @cached_property
     def _order(self) -> Order:

@@ -82,7 +82,8 @@ class Spending:
         }
         layers = self.free_layers([one for one in sites if one.name not in decided], floors, seen)
         ways = self._ways([*sites, *kept], stores or {})
-        candidates = self.candidates(layers, ways)
+        macs = seen.total_macs if seen else 0
+        candidates = self.candidates(layers, ways, macs=macs)
         units = candidates.units()
         if self.settings.allocation == "uniform":
             units = [replace(unit, sensitivity=1.0) for unit in units]
@@ -292,17 +293,22 @@ class Spending:
             )
         return found
 
-    def units(self, layers: Sequence[FreeLayer]) -> list[Unit]:
+    def units(self, layers: Sequence[FreeLayer], seen: Observation | None) -> list[Unit]:
         """Return what each of these layers could become."""
-        return self.candidates(layers).units()
+        return self.candidates(layers, macs=seen.total_macs if seen else 0).units()
 
     def candidates(
-        self, layers: Sequence[FreeLayer], ways: Mapping[str, Sequence[Store | None]] | None = None
+        self,
+        layers: Sequence[FreeLayer],
+        ways: Mapping[str, Sequence[Store | None]] | None = None,
+        *,
+        macs: float = 0,
     ) -> Candidates:
         """Return what finds that out.
 
         Args:
             ways: how layers may be stored, where not as they are.
+            macs: multiply-adds of one example through the model; 0 where not known.
         """
         asked = self.settings
         method = settled(asked.method, data=self.examples is not None)
@@ -315,6 +321,7 @@ class Spending:
             *(self.model, layers, method, batches, digest, self.progress),
             both=both,
             shrink=shrink,
+            macs=macs,
             stores=ways or {},
         )
 
