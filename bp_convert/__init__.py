@@ -57,6 +57,7 @@ if TYPE_CHECKING:  # The public names, here and nowhere else: what runs reads th
     from bp_convert.storage import save as save
     from bp_convert.storage import store as store
     from bp_convert.storage import to_dense as to_dense
+    from bp_convert.storage import to_linears as to_linears
     from bp_convert.storage import write_plan as write_plan
     from bp_convert.studies import probe as probe
     from bp_convert.studies import sweep as sweep

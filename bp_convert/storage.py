@@ -37,6 +37,8 @@ from bp_convert.hub.marked import check_whole_numbers, plan_text, unmark
 from bp_convert.hub.marked import is_marked as is_marked
 from bp_convert.hub.marked import mark as mark
 from bp_convert.hub.rebuild import from_pretrained as from_pretrained
+from bp_convert.linears import check_no_linears, linear_clone
+from bp_convert.planner.worth import READ
 from bp_convert.surgery import apply_plan
 from bp_convert.values.architecture import Architecture
 from bp_convert.values.base import as_json
@@ -93,6 +95,7 @@ def save(
             was not made here.
         VerificationError: the file does not hold what the model does; then it is removed.
     """
+    check_no_linears(model)
     text = plan_text(model)
     made = Plan.model_validate_json(text)
     if is_folder(path):
@@ -243,11 +246,46 @@ def to_dense(model: nn.Module, *, factored: bool = False) -> nn.Module:
     dense = plain_clone(model, factored=factored)
     unmark(dense)
     if factored and is_marked(model):
-        _same_outputs(model, dense)
+        _same_outputs(
+            model,
+            dense,
+            "two plain layers for one of low rank",
+            "turn it back without factored (--factored): the model's code reads its layers",
+        )
     return dense
 
 
-def _same_outputs(model: nn.Module, plain: nn.Module) -> None:
+def to_linears(model: nn.Module) -> nn.Module:
+    """Return a copy in which every ``BPLinear`` and ``BPConv1D``, those of attention too, is two
+    ``nn.Linear``, ``first`` and ``last``, with an exchange of axes between: for tools that look for
+    ``nn.Linear``, such as torchao's ``quantize_`` and adapters.
+
+    It has as many parameters and computes the same but for rounding. Factors that layers share stay
+    shared. As they are stay convolutions, embeddings and heads tied to them, recurrent layers,
+    stacks of experts and layers whose weight the model's code reads instead of calling them; the
+    log (``bp_convert``, INFO) names them. ``save`` refuses the copy: save the converted model, and
+    call this after ``load``.
+
+    Raises:
+        VerificationError: the model does not run, or computes something else, with two layers in
+            the place of one.
+    """
+    read: set[str] = set()
+    if is_marked(model):
+        for layer in plan_of(model).layers:
+            read.update((layer.name, *layer.aliases) if READ in layer.notes else ())
+    made = linear_clone(model, read)
+    if is_marked(model):
+        _same_outputs(
+            model,
+            made,
+            "two nn.Linear for each bilinear layer",
+            "use the converted model, or bp_convert.to_dense: the model's code reads its layers",
+        )
+    return made
+
+
+def _same_outputs(model: nn.Module, plain: nn.Module, what: str, fix: str) -> None:
     """Check that two layers in a row may stand for one, on the input that the plan describes."""
     sample = SampleInputs(plan_of(model).inputs)
     if not sample:
@@ -261,10 +299,10 @@ def _same_outputs(model: nn.Module, plain: nn.Module) -> None:
         found, words = None, problem.found
     if found is None or found.form or found.size > tolerance_of(model):
         raise VerificationError(
-            where=f"{type(model).__name__} with two plain layers for one of low rank",
+            where=f"{type(model).__name__} with {what}",
             found=words,
             allowed="the outputs of the converted model",
-            fix="turn it back without factored (--factored): the model's code reads its layers",
+            fix=fix,
         )
 
 

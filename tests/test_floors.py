@@ -50,6 +50,7 @@ FLOORS = (
     "evaluation",
     "verify",
     "hub",
+    "linears",
     "pickles",
     "files",
     "storage",
