@@ -81,7 +81,7 @@ class FactoredLinear(nn.Module):
     @property
     def bias(self) -> Tensor | None:
         """The bias (K), wherever it is added."""
-        bias: Tensor | None = self.last.bias
+        bias = _numbers(self.last.bias)
         return self.final_bias if bias is None else bias
 
     @property
@@ -100,9 +100,12 @@ class FactoredLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.factors}"
 
 
-def _numbers(weight: Tensor) -> Tensor:
-    """Return a weight that a quantiser holds in a class of its own as plain numbers."""
-    return weight if type(weight) in (Tensor, nn.Parameter) else weight.dequantize()
+def _numbers(held: Any) -> Any:
+    """Return a weight or a bias, whatever a quantiser made of it, as plain numbers."""
+    one = held() if callable(held) else held  # torch.ao's layers have methods
+    if one is None or (type(one) in (Tensor, nn.Parameter) and not one.is_quantized):
+        return one
+    return one.dequantize()
 
 
 class _Maker:
