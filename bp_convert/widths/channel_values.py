@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
+from math import prod
 from typing import Any
 
 import torch
@@ -23,12 +25,25 @@ def fingerprint(given: Tensor, axis: int) -> Tensor:
     Shape:
         result (D, FINGERPRINT), float64, on the CPU, with D the length of the axis.
     """
-    columns = given.movedim(axis, 0).flatten(1).to(torch.float64).cpu()  # (D, M)
-    size = columns.shape[1]
+    axis %= given.dim()
+    outer, inner = prod(given.shape[:axis]), prod(given.shape[axis + 1 :])
+    size = outer * inner
+    rows = given.detach().cpu()
+    rows = rows if rows.dtype == torch.float64 else rows.to(torch.float32)
+    drawn = _directions(size) / max(1.0, size**0.5)  # (M, FINGERPRINT)
+    drawn = drawn.to(rows.dtype).view(outer, inner, -1)
+    # One product of what lies together, and no other copy: (outer, D, inner) as it stands.
+    if inner == 1:
+        projected: Tensor = rows.reshape(outer, -1).t() @ drawn[:, 0]
+        return projected.to(torch.float64)
+    return torch.bmm(rows.reshape(outer, -1, inner), drawn).sum(0, dtype=torch.float64)
+
+
+@lru_cache(maxsize=16)
+def _directions(size: int) -> Tensor:
+    """Draw directions (M, FINGERPRINT), the same each time."""
     generator = torch.Generator().manual_seed(size)
-    drawn = torch.randn(size, FINGERPRINT, generator=generator, dtype=torch.float64)
-    projected: Tensor = columns @ (drawn / max(1.0, size**0.5))
-    return projected
+    return torch.randn(size, FINGERPRINT, generator=generator)
 
 
 def match(old: Tensor, new: Tensor) -> Tensor | None:
