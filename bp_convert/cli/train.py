@@ -15,7 +15,7 @@ from bp_convert.values.base import as_json
 from bp_convert.values.marks import read_word
 
 ON = "On what   --data FashionMNIST --validation 0.1"
-HOW = "How   --epochs 3 --lr 1e-3 --set distill.logits=2 --preset paper"
+HOW = "How   --epochs 3, or --minutes 5   --lr 1e-3 --set distill.logits=2 --preset paper"
 RUN = "The run   --folder run, later --resume"
 
 
@@ -52,8 +52,18 @@ def finetune(
     tokenizer: o.Tokenizer = None,
     epochs: Annotated[float | None, o.option(HOW, "--epochs N", "Default: 1.")] = None,
     steps: Annotated[int | None, o.option(HOW, "--steps N", "Instead of epochs.")] = None,
+    minutes: Annotated[
+        float | None, o.option(HOW, "--minutes M", "Instead of epochs: about as long as that.")
+    ] = None,
     batch: Annotated[int | None, o.option(HOW, "--batch N", "Default: 64.")] = None,
-    lr: Annotated[float | None, o.option(HOW, "--lr RATE", "Default: 1e-3.")] = None,
+    lr: Annotated[
+        str | None,
+        o.option(
+            HOW,
+            "--lr RATE",
+            "auto tries some rates with a teacher, and takes 1e-3 without one. Default: auto.",
+        ),
+    ] = None,
     preset: Annotated[
         Literal["paper", "paper-captioner"] | None,
         o.option(HOW, "--preset NAME", "paper or paper-captioner: the settings as published."),
@@ -101,8 +111,9 @@ def finetune(
             validation=None if validation is None else read_word(validation),
             epochs=epochs,
             steps=steps,
+            minutes=minutes,
             batch=batch,
-            lr=lr,
+            lr=None if lr is None else read_word(lr),
             preset=preset,
             seed=seed,
         )

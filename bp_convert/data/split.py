@@ -304,10 +304,8 @@ class _Rule:
     def _trained_specs(self, calibrate: Share | None) -> tuple[TensorSpec, ...]:
         """Return what the model that is trained takes: as its plan will say."""
         if self.inputs or self.settings.inputs or calibrate is None:
-            return specs_of(self.model, self.inputs) if self.inputs else self.specs
-        seen = specs_of_batch(*calibrate.examples.batches[0])
-        free = tuple(one.model_copy(update={"low": 0, "high": None}) for one in seen)
-        return specs_of(self.model, free)
+            return specs_of(self.model, freed(self.inputs)) if self.inputs else self.specs
+        return specs_of(self.model, freed(specs_of_batch(*calibrate.examples.batches[0])))
 
     def _open(
         self, data: Any, part: Part, specs: Sequence[TensorSpec], seed: int, **how: Any
@@ -355,6 +353,13 @@ def check_apart(learnt: Any, validation: Any, where: str, *, parts: bool) -> Non
             allowed="other examples, or the share that is held out, such as validation=0.1",
             fix="leave validation out: a tenth is then held out",
         )
+
+
+def freed(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """Return what a model takes without the bounds of integers, which may be those of the examples
+    that it was told from: others reach further."""
+    free = {"low": 0, "high": None}
+    return tuple(one.model_copy(update=free) if "int" in one.dtype else one for one in specs)
 
 
 def specs_of(model: nn.Module, inputs: Sequence[TensorSpec] = ()) -> tuple[TensorSpec, ...]:

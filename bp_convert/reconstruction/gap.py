@@ -25,6 +25,10 @@ def squares(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> tuple[Tensor, 
     return torch.stack(gaps), torch.stack(sizes)
 
 
-def relative(gaps: Tensor, sizes: Tensor) -> Tensor:
-    """Return squared errors over squared norms, averaged over tensors."""
-    return (gaps / sizes.clamp(min=TINY)).mean()
+def relative(gaps: Tensor, sizes: Tensor, floor: Tensor | float = TINY) -> Tensor:
+    """Return squared errors over squared norms, averaged over tensors.
+
+    Args:
+        floor: what they are divided by at least.
+    """
+    return (gaps / sizes.clamp(min=floor)).mean()

@@ -253,6 +253,9 @@ def trained_lines(trained: Trained | None) -> list[str]:
         f"{trained.steps:,} steps, {trained.examples:,} examples, {trained.seconds:,.1f} s "
         f"({trained.examples_per_second:,.0f} examples a second); {trained.stopped}"
     )
+    if trained.tried:
+        tried = ", ".join(f"{loss:.4g} at {rate:g}" for rate, loss in trained.tried)
+        lines.append(f"learning rate {trained.lr:g}; validation losses of short trials: {tried}")
     if trained.after:
         lines.append(f"weights of step {trained.best_step:,}, the lowest validation loss")
     memory = [

@@ -4,6 +4,8 @@ and put back; a trained copy and what was done come out."""
 from __future__ import annotations
 
 import contextlib
+import copy
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bp_convert.data.split import Split, Uses, split_for
+from bp_convert.data.split import Split, Uses, freed, split_for
 from bp_convert.errors import TrainingError
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import device_of
@@ -23,20 +25,23 @@ from bp_convert.surgery import fingerprint
 from bp_convert.torch_private import forget_compiled
 from bp_convert.training.average import Average
 from bp_convert.training.checkpoints import Checkpoints
+from bp_convert.training.dropout import Changed, leave_out, put_back
 from bp_convert.training.engine import Engine
 from bp_convert.training.feed import Feed, Micro, feeds
 from bp_convert.training.loop import Loop
-from bp_convert.training.loss import LayerPairs, Objective, objective_for
+from bp_convert.training.loss import Objective, objective_for
 from bp_convert.training.memory import estimate
 from bp_convert.training.optimizers import make_optimizer, make_schedule
 from bp_convert.training.recompute import recompute, undo
 from bp_convert.training.run_log import RunLog
+from bp_convert.training.trials import Trials
 from bp_convert.training.validation import Validation, metric_for, taught, to_device
+from bp_convert.training.watched import Watched
 from bp_convert.values.explain import validated
 from bp_convert.values.progress import Progress, told, unheard
 from bp_convert.values.settings import Settings
 from bp_convert.values.tensors import TensorSpec
-from bp_convert.values.training import Trained, Training
+from bp_convert.values.training import LENGTHS, Trained, Training
 
 WHOLE = (
     "stored in few bits before, trained and saved as floating-point numbers: "
@@ -156,10 +161,8 @@ def settings_for(settings: Training | None, asked: dict[str, Any]) -> Training:
         TrainingError: a field is unknown or its value is not valid.
     """
     given = {} if settings is None else settings.model_dump(exclude_unset=True)
-    if "epochs" in asked:
-        given.pop("steps", None)
-    if "steps" in asked:
-        given.pop("epochs", None)
+    if any(one in asked for one in LENGTHS):
+        given = {key: one for key, one in given.items() if key not in LENGTHS}
     return validated(Training, {**given, **asked}, "training setting", error=TrainingError)
 
 
@@ -167,7 +170,7 @@ def _inputs(model: nn.Module, inputs: Sequence[TensorSpec | str] | None) -> tupl
     """Return what a model takes: as described, or as its plan says."""
     if inputs is not None:
         return tuple(map(TensorSpec.parse, inputs))
-    return plan_of(model).inputs if is_marked(model) else ()
+    return freed(plan_of(model).inputs) if is_marked(model) else ()
 
 
 @dataclass
@@ -196,7 +199,7 @@ class Trainer:
         return store(self.source, "fp32")
 
     def train(self, split: Split, metric: str | None) -> tuple[nn.Module, Trained]:
-        settings, engine = self.settings, self.engine
+        settings, engine, began = self.settings, self.engine, time.monotonic()
         learnt, held, words = feeds(
             split, settings, engine.place, pinned=engine.device.type == "cuda"
         )
@@ -206,26 +209,29 @@ class Trainer:
         if self.taught_by is not None:  # its forward may write on its own weights
             teacher = evaluating(clone(self.taught_by, apart=True).to(engine.device))
         engine.place_model(model)
-        objective, micro = self._objective(model, teacher, learnt)
+        watched = Watched(model, teacher, settings.distill)
+        objective, micro = self._objective(model, teacher, learnt, watched)
         self.notes.append(objective.words)
-        pairs = None
-        if teacher is not None and settings.distill.layers:
-            pairs = LayerPairs(model, teacher)
         optimizer = make_optimizer(model, settings)
         expected = self._estimate(micro, teacher)
         steps = self._steps(learnt)
         changed = recompute(model) if settings.recompute else []
         if settings.recompute and not changed:
             self.notes.append("recompute: the model has no row of blocks; nothing was changed")
+        quiet: Changed = []
+        if settings.dropout is False or (settings.dropout == "auto" and objective.teacher_alone):
+            quiet = leave_out(model)
         if settings.compile:
             model.compile()
         model.train()
-        schedule = make_schedule(optimizer, settings, steps)
+        fresh = copy.deepcopy(optimizer.state_dict())
+        schedule = make_schedule(optimizer, settings, steps or 1)
         engine.wrap(optimizer)
         validation = None
         if held is not None:
-            validation = Validation(engine, held, objective, metric_for(objective, metric), teacher)
-        about = {
+            scored = metric_for(objective, metric)
+            validation = Validation(engine, held, objective, scored, teacher, watched)
+        about: dict[str, Any] = {
             "settings": settings.model_dump(mode="json", exclude=FREE),
             "steps": steps,
             "data": words,
@@ -235,6 +241,8 @@ class Trainer:
         }
         kept, content = self._checkpoints()
         if content is not None:
+            if steps is None:
+                about["steps"] = content["about"]["steps"]
             self._check_same(content["about"], about)
         resumed = None if content is None else content["run"]["step"]
         engine.wait_for_everyone()  # until every process has looked into the folder
@@ -245,31 +253,33 @@ class Trainer:
             learnt,
             objective,
             schedule,
-            steps,
+            steps or 1,
             validation,
             teacher,
-            pairs,
+            watched,
             average=None if settings.ema is None else Average(model, settings.ema),
             log=RunLog(folder, self.progress, resumed=resumed),
             checkpoints=kept,
             about=about,
         )
-        if content is not None:
-            loop.restore(content)
-        for note in self.notes:
-            loop.log.event(loop.state.step, note)
         try:
+            trials = Trials(loop, fresh, began)
+            if content is not None:
+                trials.begin(about["steps"], content["run"]["lr"])
+                loop.restore(content)
+            else:
+                trials.settle(steps, None if settings.lr == "auto" else settings.lr)
+                about["steps"] = loop.steps
+            del trials  # with the weights that it started from
+            for note in self.notes:
+                loop.log.event(loop.state.step, note)
             loop.run()
         finally:
             loop.log.close()
-            if pairs is not None:
-                pairs.remove()
+            watched.remove()
             undo(changed)
-        if pairs is not None and pairs.skipped:
-            self.notes.append(
-                f"distill.layers: {len(pairs.skipped)} of {len(pairs.names)} layers have other "
-                "widths than the teacher's and were left out"
-            )
+            put_back(quiet)
+        self.notes += watched.notes
         if loop.state.best_step == 0 and validation is not None:
             self.notes.append(
                 "no step lowered the validation loss: the weights are as given; try a lower lr (a "
@@ -278,14 +288,14 @@ class Trainer:
         return self._result(), self._report(loop, expected, resumed)
 
     def _objective(
-        self, model: nn.Module, teacher: nn.Module | None, learnt: Feed
+        self, model: nn.Module, teacher: nn.Module | None, learnt: Feed, watched: Watched
     ) -> tuple[Objective, Micro]:
         """Look at one pass to see what the outputs are."""
         micro = next(iter(learnt.epoch(0)))
         there = to_device(micro, model)
         model.eval()
         try:
-            with torch.no_grad(), self.engine.autocast():
+            with torch.no_grad(), watched, self.engine.autocast():
                 reference = None if teacher is None else taught(teacher, there)
                 raw = model(*there.args, **there.kwargs)
         except (RuntimeError, TypeError, ValueError, IndexError) as problem:
@@ -296,8 +306,8 @@ class Trainer:
                 allowed="data that the model runs on",
                 fix="give examples as the model takes them: the same sizes, types and tokenizer",
             ) from problem
-        distill = self.settings.distill
-        return objective_for(self.source, raw, there, reference, distill), micro
+        objective = objective_for(self.source, raw, there, reference, self.settings.distill)
+        return watched.settled(objective, there), micro
 
     def _estimate(self, micro: Micro, teacher: nn.Module | None) -> int | None:
         """Estimate the memory of a step before the run, on an optimiser of the plain model."""
@@ -316,8 +326,9 @@ class Trainer:
             self.progress(f"about {found / 2**20:,.0f} MiB a step", 0, 1)
         return found
 
-    def _steps(self, learnt: Feed) -> int:
-        if self.settings.steps is not None:
+    def _steps(self, learnt: Feed) -> int | None:
+        """Return how many steps are asked for; None for as many as fit into some minutes."""
+        if self.settings.steps is not None or self.settings.minutes is not None:
             return self.settings.steps
         each = -(-(learnt.passes or 1) // self.settings.accumulate)
         return max(1, round((self.settings.epochs or 1) * each))
@@ -391,4 +402,6 @@ class Trainer:
             notes=tuple(self.notes),
             resumed_from=resumed,
             curve=tuple(enumerate(state.losses, 1)),
+            lr=state.lr,
+            tried=state.tried,
         )

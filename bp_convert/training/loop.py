@@ -18,11 +18,12 @@ from bp_convert.training.average import Average
 from bp_convert.training.checkpoints import Checkpoints
 from bp_convert.training.engine import Engine, on_cpu
 from bp_convert.training.feed import Feed, Micro, groups
-from bp_convert.training.loss import LayerPairs, Objective
+from bp_convert.training.loss import Objective
 from bp_convert.training.memory import bytes_of, held_by, held_by_optimizer, measured
 from bp_convert.training.run_log import RunLog
 from bp_convert.training.trouble import Watchdog, diagnose, diverged
 from bp_convert.training.validation import Validation, taught, to_device
+from bp_convert.training.watched import Watched
 from bp_convert.values.training import Training
 
 ENOUGH = "all steps done"
@@ -45,6 +46,8 @@ class State:
     best: dict[str, float] = field(default_factory=dict)
     best_weights: dict[str, Any] | None = None
     losses: list[float] = field(default_factory=list)
+    lr: float | None = None
+    tried: tuple[tuple[float, float], ...] = ()  # rates, and the losses that they came to
 
 
 @dataclass
@@ -64,7 +67,7 @@ class Loop:
     steps: int
     validation: Validation | None
     teacher: nn.Module | None
-    pairs: LayerPairs | None
+    watched: Watched
     average: Average | None
     log: RunLog
     checkpoints: Checkpoints | None
@@ -182,11 +185,10 @@ class Loop:
         return self.engine.mean(mine)
 
     def _loss(self, there: Micro) -> Tensor:
-        with self.pairs or nullcontext(), self.engine.autocast():
+        with self.watched, self.engine.autocast():
             reference = None if self.teacher is None else taught(self.teacher, there)
             raw = self.engine.wrapped(*there.args, **there.kwargs)
-        gap = None if self.pairs is None else self.pairs.gap()
-        return self.objective(raw, there, reference, gap)
+        return self.objective(raw, there, reference, **self.watched.gaps(there))
 
     def _validation_due(self, last: bool, done: bool) -> bool:
         if self.validation is None:

@@ -1,8 +1,8 @@
-"""What is minimised: labels, the teacher's outputs, and outputs of single layers."""
+"""What is minimised: labels, the teacher's outputs, and outputs inside of the models."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -10,10 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bp_convert.calibration.tap import token_mask
-from bp_convert.errors import DataError, TrainingError
+from bp_convert.errors import DataError
 from bp_convert.evaluation.outputs import live_output, token_ids
-from bp_convert.graph.tree import tensors_in
-from bp_convert.kinds import is_twin
 from bp_convert.training.feed import Micro
 from bp_convert.values.training import Distill
 
@@ -32,6 +30,7 @@ class Objective:
         labelled: whether there are labels.
         taught: whether there is a teacher.
         causal: the next token stands for the label.
+        scored: class scores stand among the outputs.
     """
 
     task: Task
@@ -39,6 +38,7 @@ class Objective:
     labelled: bool
     taught: bool
     causal: bool = False
+    scored: bool = False
 
     @property
     def words(self) -> str:
@@ -57,7 +57,32 @@ class Objective:
             terms.append(f"{self.distill.logits:g} x {kind}")
         if self.taught and self.distill.layers:
             terms.append(f"{self.distill.layers:g} x relative squared error of layers' outputs")
+        if self.taught and self._blocks:
+            terms.append(f"{self._blocks:g} x relative squared error of blocks' outputs")
         return "loss: " + " + ".join(terms)
+
+    @property
+    def learns_features(self) -> bool:
+        """Whether the teacher's outputs are learnt, and there are no class scores among them."""
+        return self._logits and self.task == "features" and not self.scored
+
+    @property
+    def teacher_alone(self) -> bool:
+        """Whether nothing but a teacher is learnt from."""
+        return self.taught and not self._labels
+
+    @property
+    def inside_alone(self) -> bool:
+        """Whether nothing but outputs inside of the models counts."""
+        return not (self._labels or self._logits)
+
+    def with_blocks(self, weight: float) -> Objective:
+        """Return the same loss with a weight of the blocks' term."""
+        return replace(self, distill=self.distill.model_copy(update={"blocks": weight}))
+
+    @property
+    def _blocks(self) -> float:
+        return 0.0 if self.distill.blocks == "auto" else self.distill.blocks
 
     @property
     def _labels(self) -> bool:
@@ -68,14 +93,19 @@ class Objective:
         return self.distill.logits > 0 and self.taught
 
     def __call__(
-        self, raw: Any, micro: Micro, reference: Tensor | None, gap: Tensor | None = None
+        self,
+        raw: Any,
+        micro: Micro,
+        reference: Tensor | None,
+        layers: Tensor | None = None,
+        blocks: Tensor | None = None,
     ) -> Tensor:
         """Return the mean loss over a pass's examples, in float32.
 
         Args:
             raw: what the model returned.
             reference: the teacher's output (N, ...).
-            gap: mean relative squared error of layers' outputs.
+            layers, blocks: mean relative squared errors of their outputs.
         """
         out = live_output(raw, micro.args, micro.kwargs).float()
         mask = token_mask((micro.args, micro.kwargs))
@@ -84,9 +114,10 @@ class Objective:
             terms.append(self.distill.labels * self._of_labels(out, micro, mask))
         if self._logits and reference is not None:
             terms.append(self.distill.logits * self._of_teacher(out, reference.float(), mask))
-        if gap is not None:
-            terms.append(self.distill.layers * gap.float())
-        return torch.stack(terms).sum()
+        for weight, gap in ((self.distill.layers, layers), (self._blocks, blocks)):
+            if gap is not None:
+                terms.append(weight * gap)
+        return torch.stack(terms).sum() if terms else out.new_zeros(())
 
     def _of_labels(self, out: Tensor, micro: Micro, mask: Tensor | None) -> Tensor:
         if self.causal:
@@ -162,7 +193,8 @@ def objective_for(
         name = type(model).__name__
         causal = task == "tokens" and ("CausalLM" in name or "LMHead" in name)
     labelled = micro.labels is not None
-    if not (reference is not None and (distill.logits or distill.layers)) and not (
+    inside = distill.layers or distill.blocks not in (0, "auto")
+    if not (reference is not None and (distill.logits or inside)) and not (
         distill.labels > 0 and (labelled or causal)
     ):
         raise DataError(
@@ -171,7 +203,8 @@ def objective_for(
             allowed="labels, or a teacher whose outputs are learnt",
             fix="give data with labels, or the source model as teacher (--teacher)",
         )
-    return Objective(task, distill, labelled, reference is not None, causal)
+    scored = isinstance(_scores(raw), Tensor)
+    return Objective(task, distill, labelled, reference is not None, causal, scored)
 
 
 def _task_of_labels(out: Tensor, labels: Tensor) -> Task:
@@ -199,8 +232,12 @@ def _misfit(out: Tensor, found: str) -> DataError:
     )
 
 
+def _scores(raw: Any) -> Any:
+    return raw.get("logits") if isinstance(raw, dict) else getattr(raw, "logits", None)
+
+
 def _task_of_outputs(raw: Any, out: Tensor, micro: Micro) -> Task:
-    scores = raw.get("logits") if isinstance(raw, dict) else getattr(raw, "logits", None)
+    scores = _scores(raw)
     ids = token_ids(micro.args, micro.kwargs)
     if out.dim() == 3 and isinstance(scores, Tensor) and ids is not None:
         return "tokens" if out.shape[:2] == ids.shape else "features"
@@ -211,80 +248,3 @@ def _task_of_outputs(raw: Any, out: Tensor, micro: Micro) -> Task:
     values = out.detach().float()
     unit = bool(((values.norm(dim=1) - 1).abs() < 1e-3).all())
     return "features" if unit or bool((values >= 0).all()) else "classes"
-
-
-class LayerPairs:
-    """Outputs of a model's bilinear layers and of the same names in its teacher, of the passes
-    inside ``with``.
-
-    Args:
-        student: the converted model.
-        teacher: its source.
-
-    Attributes:
-        names: layers that have a partner.
-        skipped: those whose outputs have another shape than the teacher's.
-
-    Raises:
-        TrainingError: there is none.
-    """
-
-    def __init__(self, student: nn.Module, teacher: nn.Module) -> None:
-        theirs = dict(teacher.named_modules())
-        twins = {name: one for name, one in student.named_modules() if is_twin(one)}
-        mine = {
-            name: module
-            for name, module in twins.items()
-            if name in theirs and not any(name.startswith(f"{one}.") for one in twins if one)
-        }
-        if not mine:
-            raise TrainingError(
-                where="distill.layers",
-                found="no bilinear layer that stands for one of the teacher's",
-                allowed="a converted model and the model that it was converted from",
-                fix="leave distill.layers out",
-            )
-        self.names = tuple(mine)
-        self.skipped: set[str] = set()
-        self._watching = False
-        self._seen: dict[str, list[Tensor]] = {}
-        self._wanted: dict[str, list[Tensor]] = {}
-        self._handles = [
-            *(m.register_forward_hook(self._keep(self._seen, name)) for name, m in mine.items()),
-            *(theirs[n].register_forward_hook(self._keep(self._wanted, n)) for n in self.names),
-        ]
-
-    def _keep(self, store: dict[str, list[Tensor]], name: str) -> Any:
-        def hook(_: nn.Module, __: Any, output: Any) -> None:
-            if self._watching and (tensors := tensors_in(output)):
-                store.setdefault(name, []).append(tensors[0])
-
-        return hook
-
-    def __enter__(self) -> None:
-        self._watching = True
-
-    def __exit__(self, *_: object) -> None:
-        self._watching = False
-
-    def gap(self) -> Tensor | None:
-        """Return the mean over layers of the squared difference relative to the teacher's
-        output's square, of the passes since the last call; None where no shapes agree."""
-        found = []
-        for name in self.names:
-            pairs = zip(self._seen.get(name, []), self._wanted.get(name, []), strict=False)
-            for mine, theirs in pairs:
-                if mine.shape != theirs.shape:
-                    self.skipped.add(name)
-                    continue
-                theirs = theirs.float()
-                size = theirs.square().mean().clamp(min=1e-12)
-                found.append((mine.float() - theirs).square().mean() / size)
-        self._seen.clear()
-        self._wanted.clear()
-        return torch.stack(found).mean() if found else None
-
-    def remove(self) -> None:
-        """Take the hooks off."""
-        for handle in self._handles:
-            handle.remove()

@@ -17,6 +17,8 @@ from bp_convert.errors import TrainingError
 from bp_convert.kinds import is_twin
 from bp_convert.values.training import Training
 
+PLAIN = 1e-3  # the learning rate where none is given or chosen
+
 # The multiple of the rate by the share of the steps that is done
 SHAPES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
@@ -64,7 +66,6 @@ def make_optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimize
             allowed="at least one trainable parameter",
             fix="set requires_grad on what is to be trained",
         )
-    rates = {"factors": settings.factor_lr or settings.lr}
     decays = {"factors": settings.factor_decay, "weights": settings.weight_decay}
     kind = _optimizer_class(settings.optimizer)
     decaying = "weight_decay" in _accepted(kind)
@@ -72,7 +73,8 @@ def make_optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimize
     for name, ones in parameters.items():
         if not ones:
             continue
-        group: dict[str, Any] = {"params": ones, "lr": rates.get(name, settings.lr), "name": name}
+        rate = _rate_of(name, settings, PLAIN if settings.lr == "auto" else settings.lr)
+        group: dict[str, Any] = {"params": ones, "lr": rate, "name": name}
         if decaying:
             group["weight_decay"] = decays.get(name, 0.0)
         elif decays.get(name):
@@ -86,6 +88,18 @@ def make_optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimize
             settings.optimizer, f"{settings.optimizer_options}: {problem}", "correct the options"
         ) from None
     return made
+
+
+def set_rate(optimizer: torch.optim.Optimizer, settings: Training, rate: float) -> None:
+    """Give an optimiser another learning rate, from which a new schedule starts."""
+    for group in optimizer.param_groups:
+        group.pop("initial_lr", None)
+        group["lr"] = _rate_of(group["name"], settings, rate)
+
+
+def _rate_of(name: str, settings: Training, rate: float) -> float:
+    """Return the learning rate of a group of parameters."""
+    return settings.factor_lr or rate if name == "factors" else rate
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, settings: Training, steps: int) -> LRScheduler:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ from bp_convert.graph.tree import map_tensors
 from bp_convert.training.engine import Engine
 from bp_convert.training.feed import Feed, Micro
 from bp_convert.training.loss import Objective
+from bp_convert.training.watched import Watched
 
 
 def metric_for(objective: Objective, name: str | None = None) -> str | None:
@@ -39,8 +42,10 @@ class Validation:
 
     Attributes:
         feed: the data, in a fixed order.
-        objective: the loss, whose terms on layers are left out here.
+        objective: the loss, whose terms on layers and blocks are left out here, unless there are
+            no others.
         metric: name of a metric, or None for the loss alone.
+        watched: the outputs that these terms compare.
     """
 
     engine: Engine
@@ -48,21 +53,26 @@ class Validation:
     objective: Objective
     metric: str | None
     teacher: nn.Module | None
+    watched: Watched
 
-    def score(self, model: nn.Module) -> dict[str, float]:
+    def score(self, model: nn.Module, passes: int | None = None) -> dict[str, float]:
         """Return ``loss`` and the metric of a model, in eval mode; it stays as it is.
 
         Processes share the work; their results are weighted by their examples.
+
+        Args:
+            passes: of the data, at most.
         """
         meter = None if self.metric is None else meter_factory(self.metric)()
         loss = weight = 0.0
-        for number, micro in enumerate(self.feed.epoch(0)):
+        inside = self.watched if self.objective.inside_alone else nullcontext()
+        for number, micro in enumerate(islice(self.feed.epoch(0), passes)):
             there = to_device(micro, self.engine.model)
-            with self.engine.autocast():
+            with inside, self.engine.autocast():
                 with same_draws(number, model), quiet_forward():
                     reference = None if self.teacher is None else taught(self.teacher, there)
                 raw = forward(model, micro.args, micro.kwargs, number)
-            value = float(self.objective(raw, there, reference))
+            value = float(self.objective(raw, there, reference, **self.watched.gaps(there)))
             share = micro.share * micro.total  # of all processes' examples
             loss, weight = loss + value * share, weight + share
             if not torch.isfinite(live_output(raw, micro.args, micro.kwargs)).all():

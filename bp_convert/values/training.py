@@ -6,12 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from bp_convert.values.base import Value
+from bp_convert.values.base import Number, Value
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
+
+LENGTHS = ("epochs", "steps", "minutes")  # of which one says how long a run is
+AUTO_BLOCKS = 1.0  # weight of the blocks' term where ``auto`` takes it in
 
 # The paper's settings (section IV). What is given beside a preset wins over it.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -45,12 +48,16 @@ class Distill(Value):
             class scores.
         temperature: that both models' class scores are divided by.
         layers: relative squared error of each converted layer's output to the teacher's.
+        blocks: the same of each block's output; ``auto`` is 1 where a teacher's outputs are learnt
+            that are no class scores and the model repeats blocks of one class and one shape of
+            outputs, else 0.
     """
 
     labels: NotNegative = 1.0
     logits: NotNegative = 1.0
     temperature: Positive = 2.0
     layers: NotNegative = 0.0
+    blocks: NotNegative | Literal["auto"] = "auto"
 
 
 class Training(Value):
@@ -61,11 +68,15 @@ class Training(Value):
         validation: a source, or the share of ``data`` that is held out; 0 validates nothing.
         epochs: passes over the data; may be a fraction. 1 where neither this nor steps is given.
         steps: steps of the optimiser, instead of epochs.
+        minutes: about how long the run takes, instead of epochs: some steps are timed, and as many
+            as fit are then made. The number depends on the machine, and stands in the report.
         batch: examples in one forward pass, over all processes together.
         accumulate: passes whose gradients make one step.
         optimizer: name in torch.optim, or ``package.module:Class``.
         optimizer_options: further arguments of it.
-        lr: learning rate.
+        lr: learning rate. ``auto`` tries some for a few steps each from the same start, where
+            there is a teacher and the run is long enough, and takes the one of the least
+            validation loss; else it is 1e-3.
         factor_lr: of the bilinear factors; None takes ``lr``.
         weight_decay: of dense weights; biases and norms never decay.
         factor_decay: of the bilinear factors. Decay of both factors of a product acts on it
@@ -78,6 +89,8 @@ class Training(Value):
         clip: largest norm of the gradient; None does not clip.
         precision: ``bf16`` and ``fp16`` compute in them and keep float32 weights.
         distill: weights of the loss.
+        dropout: whether the model's dropout is in force; ``auto`` leaves it out where nothing but a
+            teacher is learnt from, whose outputs have none.
         augment: ``paper`` rotates, shifts, flips and swaps channels of images.
         ema: decay of a moving average of the weights, which is then what is validated and
             returned; None keeps none.
@@ -97,11 +110,12 @@ class Training(Value):
     validation: str | Share = 0.1
     epochs: Positive | None = None
     steps: Count | None = None
+    minutes: Positive | None = None
     batch: Count = 64
     accumulate: Count = 1
     optimizer: str = "Adam"
     optimizer_options: dict[str, Any] = Field(default_factory=dict)
-    lr: Positive = 1e-3
+    lr: Positive | Literal["auto"] = "auto"
     factor_lr: Positive | None = None
     weight_decay: NotNegative = 0.0
     factor_decay: NotNegative = 0.0
@@ -111,6 +125,7 @@ class Training(Value):
     clip: Positive | None = 1.0
     precision: Literal["no", "bf16", "fp16"] = "no"
     distill: Distill = Distill()
+    dropout: bool | Literal["auto"] = "auto"
     augment: Literal["none", "paper"] = "none"
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     patience: Count | None = None
@@ -133,14 +148,15 @@ class Training(Value):
         preset = value.get("preset")
         known = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
         value = {**known, **value}
-        if value.get("epochs") is None and value.get("steps") is None:
+        if all(value.get(one) is None for one in LENGTHS):
             value["epochs"] = 1.0
         return value
 
     @model_validator(mode="after")
     def _one_length(self) -> Training:
-        if self.epochs is not None and self.steps is not None:
-            raise ValueError("epochs and steps both say how long: give one of them")
+        given = [one for one in LENGTHS if getattr(self, one) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} both say how long: give one of them")
         return self
 
 
@@ -164,6 +180,8 @@ class Trained(Value):
         notes: what the reader should know, such as the terms of the loss.
         resumed_from: step of the checkpoint that it went on from.
         curve: (step, training loss) of each step.
+        lr: the learning rate.
+        tried: (learning rate, validation loss after a few steps) of those that were tried.
     """
 
     steps: int
@@ -180,3 +198,5 @@ class Trained(Value):
     notes: tuple[str, ...] = ()
     resumed_from: int | None = None
     curve: tuple[tuple[int, float], ...] = Field(default=(), repr=False)
+    lr: float | None = None
+    tried: tuple[tuple[float, Number], ...] = ()

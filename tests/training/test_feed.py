@@ -19,6 +19,7 @@ from torchvision import datasets as vision
 import bp_convert
 from bp_convert.data import Uses, split_for, vision_sets
 from bp_convert.errors import DataError, TrainingError
+from bp_convert.storage import plan_of
 from bp_convert.training.augment import augmented, paper
 from bp_convert.training.feed import Micro, Place, RowsFeed, feeds, groups
 from bp_convert.values.settings import Settings
@@ -210,6 +211,17 @@ def test_data_of_another_shape_than_was_guessed_is_learnt_where_the_model_runs_o
         assert bp_convert.finetune(model, data, **more)[1].steps == 2
     with refuses("examples of shape 2x10x9"):
         bp_convert.finetune(model, (images[:, :2], labels), **more)
+
+
+def test_words_that_calibration_has_not_seen_are_learnt_up_to_the_table_s_end() -> None:
+    source = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 8), nn.Linear(8, 3))
+    seen = torch.arange(60).reshape(20, 3) % 20
+    small, _ = bp_convert.convert(source, rank=2, convert_anyway=True, calibrate=seen)
+    assert plan_of(small).inputs[0].high == 20
+    others = torch.arange(200).reshape(40, 5) % 50  # more of them, longer, with other words
+    assert bp_convert.finetune(small, others, teacher=source, steps=2)[1].steps == 2
+    with refuses("allowed: 0 to 49"):
+        bp_convert.finetune(small, others + 1, teacher=source, steps=2)
 
 
 def test_validation_on_what_is_learnt_is_refused(tmp_path: Path) -> None:

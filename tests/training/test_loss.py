@@ -14,7 +14,8 @@ from torch import Tensor, nn
 import bp_convert
 from bp_convert.errors import DataError, TrainingError
 from bp_convert.training.feed import Micro
-from bp_convert.training.loss import LayerPairs, Objective, divergence, objective_for
+from bp_convert.training.loss import Objective, divergence, objective_for
+from bp_convert.training.watched import Counterparts, layers_in
 from bp_convert.values.training import Distill
 from tests.training import runs
 
@@ -127,7 +128,7 @@ def test_layers_learn_the_outputs_of_those_they_stand_for() -> None:
     points, _ = runs.data()
 
     def far(model: nn.Module) -> float:
-        pairs = LayerPairs(model, source)
+        pairs = Counterparts(model, source, layers_in(model, source))
         assert pairs.names == ("0", "2")
         with torch.no_grad(), pairs:
             model(points), source(points)

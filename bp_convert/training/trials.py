@@ -1,0 +1,160 @@
+"""Short runs from the same start, before the real one: which rate is best, how long a step takes.
+
+Whatever they change is put back, so that the real run is the one that it would have been with the
+rate and the number of steps given.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from bp_convert.errors import TrainingError
+from bp_convert.randomness import random_state, set_random_state
+from bp_convert.training.loop import Loop, State
+from bp_convert.training.optimizers import PLAIN, make_schedule, set_rate
+from bp_convert.training.run_log import RunLog
+from bp_convert.training.trouble import Watchdog
+from bp_convert.values.progress import unheard
+
+RATES = (1e-4, 3e-4, 1e-3, 3e-3)
+LONG = 200  # steps of a run, from which on rates are tried
+SHARE = 0.15  # of its steps that all trials take about, judging them included
+JUDGING = 0.5  # what a pass of the validation takes, as a share of a step's
+MOST = 40  # steps of a trial
+TIMED = 3  # steps that are timed, after one to warm up
+
+
+@dataclass
+class Trials:
+    """Trials of a run that is about to start.
+
+    Args:
+        loop: the run; its schedule is of another rate and length yet.
+        fresh: its optimiser's state when it was made.
+        began: time of a clock, from which its minutes count.
+    """
+
+    loop: Loop
+    fresh: dict[str, Any]
+    began: float
+
+    def settle(self, steps: int | None, rate: float | None) -> None:
+        """Let the run have its number of steps and its rate.
+
+        Args:
+            steps: None for as many as fit into its minutes.
+            rate: None for the best of those that are tried, where the run is long enough.
+        """
+        loop, start = self.loop, time.monotonic()
+        each = (0.0, 0.0)
+        if steps is None:
+            loop.log.say("timing a step", 0, 1)
+            each = self._seconds()
+        tried = () if rate is not None else self._tried(steps or self._fitting(*each))
+        if tried:
+            rate = min(tried, key=lambda one: one[1])[0]
+        if "_start" in vars(self):
+            self._put_back()
+        self.begin(steps or self._fitting(*each), PLAIN if rate is None else rate)
+        loop.state.tried = tried
+        loop.state.seconds = time.monotonic() - start
+
+    def begin(self, steps: int, rate: float) -> None:
+        """Let the run, or what goes on with it, have a number of steps and a rate."""
+        self.loop.steps, self.loop.state.lr = steps, rate
+        self.loop.schedule = self._schedule(steps, rate)
+
+    @cached_property
+    def _start(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """All that a trial changes besides the optimiser, as it is when this is first asked for."""
+        scaler = self.loop.engine.scaler
+        scale = {} if scaler is None else copy.deepcopy(scaler.state_dict())
+        return self.loop.engine.weights(), random_state(), scale
+
+    def _put_back(self) -> None:
+        engine, (weights, drawn, scale) = self.loop.engine, self._start
+        engine.set_weights(weights)
+        engine.raw_optimizer.zero_grad(set_to_none=True)
+        if engine.scaler is not None:
+            engine.scaler.load_state_dict(scale)
+        set_random_state(drawn)
+
+    def _schedule(self, steps: int, rate: float) -> Any:
+        """Let the optimiser be as it was made, but for the rate; return its schedule."""
+        optimizer, settings = self.loop.engine.raw_optimizer, self.loop.settings
+        optimizer.load_state_dict(copy.deepcopy(self.fresh))
+        set_rate(optimizer, settings, rate)
+        return make_schedule(optimizer, settings, steps)
+
+    def _run(self, rate: float, steps: int) -> None:
+        """Train for some steps from the start."""
+        self._put_back()
+        replace(
+            self.loop,
+            schedule=self._schedule(steps, rate),
+            steps=steps,
+            validation=None,
+            average=None,
+            log=RunLog(None, unheard),
+            checkpoints=None,
+            state=State(),
+            logdog=Watchdog(),
+            peak=0,  # not measured
+        ).run()
+
+    def _tried(self, steps: int) -> tuple[tuple[float, float], ...]:
+        """Return the validation loss that each rate comes to; none where the run is too short."""
+        if steps < LONG or self.loop.validation is None or self.loop.teacher is None:
+            return ()
+        each = min(MOST, round(SHARE * steps / len(RATES) / (1 + JUDGING)))
+        found = []
+        for number, rate in enumerate(RATES):
+            self.loop.log.say(f"trying a learning rate of {rate:g}", number, len(RATES))
+            found.append((rate, self._loss(rate, each)))
+        return tuple(found)
+
+    def _loss(self, rate: float, steps: int) -> float:
+        """Return what the validation says after so many steps, on as many passes of it."""
+        assert self.loop.validation is not None
+        try:
+            self._run(rate, steps)
+        except TrainingError:  # the loss runs away
+            return math.inf
+        loss = self.loop.validation.score(self.loop.engine.model, steps)["loss"]
+        return loss if math.isfinite(loss) else math.inf
+
+    def _seconds(self) -> tuple[float, float]:
+        """Return what a step takes, and a validation."""
+        validation = self.loop.validation
+        self._run(PLAIN, 1)
+        start = time.monotonic()
+        self._run(PLAIN, TIMED)
+        step = (time.monotonic() - start) / TIMED
+        if validation is None:
+            return step, 0.0
+        passes = validation.feed.passes
+        looked = None if passes is None else min(passes, TIMED)
+        start = time.monotonic()
+        validation.score(self.loop.engine.model, looked)
+        took = time.monotonic() - start
+        return step, took * (passes / looked if passes and looked else 1)
+
+    def _fitting(self, step: float, validation: float) -> int:
+        """Return how many steps fit into what is left of the minutes.
+
+        Args:
+            step, validation: seconds that each takes.
+        """
+        loop, settings = self.loop, self.loop.settings
+        assert settings.minutes is not None
+        left = 60 * settings.minutes - (time.monotonic() - self.began) - 2 * validation
+        every = settings.validate_every
+        if every is None and loop.feed.passes is not None:
+            every = -(-loop.feed.passes // settings.accumulate)
+        count = left / (step + (validation / every if every else 0.0))
+        return max(1, int(loop.engine.mean(count)))
