@@ -55,6 +55,7 @@ FLOORS = (
     "files",
     "storage",
     "proof",
+    "feeding",
     "training",
     "render",
     "pages",

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from bp_convert.errors import TrainingError
-from bp_convert.training.feed import Place
+from bp_convert.feeding.feed import Place
 from bp_convert.values.training import Training
 
 WHOLE = StateDictOptions(full_state_dict=True)  # each process gives all of a state

@@ -16,6 +16,7 @@ from torch import nn
 
 from bp_convert.data.split import Split, Uses, freed, split_for
 from bp_convert.errors import TrainingError
+from bp_convert.feeding.feed import Feed, Micro, feeds
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import device_of
 from bp_convert.graph.running import evaluating
@@ -27,7 +28,6 @@ from bp_convert.training.average import Average
 from bp_convert.training.checkpoints import Checkpoints
 from bp_convert.training.dropout import Changed, leave_out, put_back
 from bp_convert.training.engine import Engine
-from bp_convert.training.feed import Feed, Micro, feeds
 from bp_convert.training.loop import Loop
 from bp_convert.training.loss import Objective, objective_for
 from bp_convert.training.memory import estimate

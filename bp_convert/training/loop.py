@@ -13,11 +13,11 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
+from bp_convert.feeding.feed import Feed, Micro, groups
 from bp_convert.randomness import random_state, set_random_state
 from bp_convert.training.average import Average
 from bp_convert.training.checkpoints import Checkpoints
 from bp_convert.training.engine import Engine, on_cpu
-from bp_convert.training.feed import Feed, Micro, groups
 from bp_convert.training.loss import Objective
 from bp_convert.training.memory import bytes_of, held_by, held_by_optimizer, measured
 from bp_convert.training.run_log import RunLog

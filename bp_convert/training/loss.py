@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bp_convert.calibration.tap import token_mask
 from bp_convert.errors import DataError
 from bp_convert.evaluation.outputs import live_output, token_ids
-from bp_convert.training.feed import Micro
+from bp_convert.feeding.feed import Micro
 from bp_convert.values.training import Distill
 
 # classes: scores (N, C) of one class an example. tokens: scores (N, T, V) of one word a place.

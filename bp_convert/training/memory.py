@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from bp_convert.costs import peak_of_pass
+from bp_convert.feeding.feed import Micro
 from bp_convert.graph.clone import clone_to_meta
 from bp_convert.graph.tree import tensors_in
 from bp_convert.torch_private import storage_id, tree_leaves, tree_map_only
-from bp_convert.training.feed import Micro
 from bp_convert.training.recompute import recompute, starts
 
 

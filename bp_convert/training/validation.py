@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from bp_convert.evaluation.meters import meter_factory
 from bp_convert.evaluation.outputs import Seen, forward, live_output
+from bp_convert.feeding.feed import Feed, Micro
 from bp_convert.graph.example import adapt
 from bp_convert.graph.running import draws_kept, quiet_forward, same_draws
 from bp_convert.graph.tree import map_tensors
 from bp_convert.training.engine import Engine
-from bp_convert.training.feed import Feed, Micro
 from bp_convert.training.loss import Objective
 from bp_convert.training.watched import Watched
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from bp_convert.calibration.tap import token_mask
 from bp_convert.errors import TrainingError
+from bp_convert.feeding.feed import Micro
 from bp_convert.graph.tree import tensors_in
 from bp_convert.kinds import is_twin
 from bp_convert.reconstruction.block_finding import MANY, blocks_of
 from bp_convert.reconstruction.gap import chosen, relative, squares
-from bp_convert.training.feed import Micro
 from bp_convert.training.loss import Objective
 from bp_convert.values.training import AUTO_BLOCKS, Distill
 

@@ -19,9 +19,9 @@ from torchvision import datasets as vision
 import bp_convert
 from bp_convert.data import Uses, split_for, vision_sets
 from bp_convert.errors import DataError, TrainingError
+from bp_convert.feeding.augment import augmented, paper
+from bp_convert.feeding.feed import Micro, Place, RowsFeed, feeds, groups
 from bp_convert.storage import plan_of
-from bp_convert.training.augment import augmented, paper
-from bp_convert.training.feed import Micro, Place, RowsFeed, feeds, groups
 from bp_convert.values.settings import Settings
 from bp_convert.values.tensors import TensorSpec
 from bp_convert.values.training import Training
@@ -331,7 +331,7 @@ def test_augmentation_moves_turns_and_recolours_by_its_key_alone() -> None:
 def test_augmentation_flips_half_and_shifts_by_whole_pixels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bp_convert.training.augment.DEGREES", 0.0)
+    monkeypatch.setattr("bp_convert.feeding.augment.DEGREES", 0.0)
     ramp = torch.arange(1.0, 17.0).repeat(300, 1, 16, 1)
     found = augmented(ramp, keys(300))[:, 0, 8]
     rising = found[:, 9] > found[:, 6]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import bp_convert
 from bp_convert.errors import DataError, TrainingError
-from bp_convert.training.feed import Micro
+from bp_convert.feeding.feed import Micro
 from bp_convert.training.loss import Objective, divergence, objective_for
 from bp_convert.training.watched import Counterparts, layers_in
 from bp_convert.values.training import Distill

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import bp_convert
 from bp_convert.errors import TrainingError
-from bp_convert.training.feed import Micro
+from bp_convert.feeding.feed import Micro
 from bp_convert.training.watched import Counterparts, Watched, blocks_in
 from bp_convert.values.training import Distill
 

@@ -23,10 +23,10 @@ from bp_convert.data.items import batched, cut_item, users_code
 from bp_convert.data.share import Share
 from bp_convert.data.split import Split
 from bp_convert.errors import BpConvertError, DataError, TrainingError
+from bp_convert.feeding import augment
 from bp_convert.graph.running import same_draws
 from bp_convert.graph.tree import rows_in
 from bp_convert.randomness import Aside, mixed
-from bp_convert.training import augment
 from bp_convert.values.training import Training
 
 READABLE = "data that can be read"
