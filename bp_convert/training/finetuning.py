@@ -34,7 +34,7 @@ from bp_convert.training.memory import estimate
 from bp_convert.training.optimizers import make_optimizer, make_schedule
 from bp_convert.training.recompute import recompute, undo
 from bp_convert.training.run_log import RunLog
-from bp_convert.training.trials import Trials
+from bp_convert.training.trials import ShortRuns
 from bp_convert.training.validation import Validation, metric_for, taught, to_device
 from bp_convert.training.watched import Watched
 from bp_convert.values.explain import validated
@@ -263,7 +263,7 @@ class Trainer:
             about=about,
         )
         try:
-            trials = Trials(loop, fresh, began)
+            trials = ShortRuns(loop, fresh, began)
             if content is not None:
                 trials.begin(about["steps"], content["run"]["lr"])
                 loop.restore(content)

@@ -30,8 +30,8 @@ TIMED = 3  # steps that are timed, after one to warm up
 
 
 @dataclass
-class Trials:
-    """Trials of a run that is about to start.
+class ShortRuns:
+    """ShortRuns of a run that is about to start.
 
     Args:
         loop: the run; its schedule is of another rate and length yet.

@@ -15,7 +15,7 @@ import bp_convert
 from bp_convert.errors import TrainingError
 from bp_convert.render.words import trained_lines
 from bp_convert.training import trials
-from bp_convert.training.trials import Trials
+from bp_convert.training.trials import ShortRuns
 from tests.training import runs
 from tests.training.test_resume import same
 
@@ -73,7 +73,7 @@ def test_a_rate_at_which_the_loss_runs_away_is_not_taken(monkeypatch: pytest.Mon
 def test_without_a_teacher_a_validation_or_steps_enough_none_is_tried(
     asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Trials, "_run", None)
+    monkeypatch.setattr(ShortRuns, "_run", None)
     _, report = train(**{"steps": 12, **asked})
     assert (report.lr, report.tried) == (1e-3, ())
 
@@ -96,7 +96,7 @@ def cut(folder: Path, **asked: Any) -> None:
 def test_what_goes_on_does_not_try_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, told = train(checkpoint_every=3)
     cut(tmp_path)
-    monkeypatch.setattr(Trials, "_run", None)
+    monkeypatch.setattr(ShortRuns, "_run", None)
     model, report = train(folder=tmp_path, checkpoint_every=3, resume=True)
     assert report.resumed_from == 6
     assert (report.lr, report.tried, report.curve) == (told.lr, told.tried, told.curve)
@@ -106,10 +106,10 @@ def test_what_goes_on_does_not_try_again(tmp_path: Path, monkeypatch: pytest.Mon
 def test_minutes_become_steps_which_a_run_keeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Trials, "_seconds", lambda _: (1.5, 0.5))  # of a step, of a validation
+    monkeypatch.setattr(ShortRuns, "_seconds", lambda _: (1.5, 0.5))  # of a step, of a validation
     asked = {"steps": None, "minutes": 0.5, "checkpoint_every": 3}
     cut(tmp_path, **asked)
-    monkeypatch.setattr(Trials, "_run", None)
+    monkeypatch.setattr(ShortRuns, "_run", None)
     model, report = train(folder=tmp_path, resume=True, **asked)
     assert report.resumed_from == 6
     # Less what the trials took; a validation every 12 steps, one before and one at the end.
