@@ -17,6 +17,7 @@ from bp_convert.kron.root import Root
 from bp_convert.kron.scale import unit
 
 RIDGE = 1e-3  # of the mean eigenvalue: what the data never showed still costs a little
+HELD = 32  # pairs whose roots a metric holds
 ROUNDS = 4  # of the alternation for the nearest Kronecker product of a metric
 
 Roots = tuple[Root, Root]
@@ -87,7 +88,7 @@ class Full(Metric):
         self.added = ridge * mean if mean > 0 else 1.0
         self.matrix.diagonal().add_(self.added)
         self._lower: Tensor | None = None
-        self._last: tuple[Columns, Roots] | None = None
+        self._roots: dict[Columns, Roots] = {}  # asked for again by each pair, and each fit
 
     def apply(self, matrix: Tensor) -> Tensor:
         return matrix @ self.matrix.to(matrix.dtype)
@@ -101,10 +102,14 @@ class Full(Metric):
         return found
 
     def roots(self, columns: Columns) -> Roots:
-        if self._last is None or self._last[0] != columns:  # asked for again by each fit
+        found = self._roots.get(columns)
+        if found is None:
             one, two = nearest_product(self.blocks(columns))
-            self._last = (columns, (Root((cholesky(one),)), Root((cholesky(two),))))
-        return self._last[1]
+            found = Root((cholesky(one),)), Root((cholesky(two),))
+            while len(self._roots) >= HELD:
+                self._roots.pop(next(iter(self._roots)))
+            self._roots[columns] = found
+        return found
 
     def blocks(self, columns: Columns) -> Tensor:
         """Return C as (d1, d2, d1, d2), in the columns' order."""
