@@ -369,6 +369,8 @@ def too_large(site: Site, layer: LayerPlan) -> str | None:
     size = site.kind.params(site.outline, layer.after)
     if layer.before == layer.after or size <= LARGEST:
         return None
+    if site.kind.only_repeats(site.outline, layer.factors):
+        return None
     return f"its widened weight of {size / 1e9:.1f} billion numbers is too large to be built"
 
 

@@ -184,7 +184,11 @@ def test_a_widened_weight_too_large_to_build_starts_from_noise(
 
     monkeypatch.setattr(surgery, "LARGEST", 1000)
     model = nn.Sequential(nn.Linear(16, 36), nn.ReLU(), nn.Linear(36, 5))
-    plan = bp_convert.plan(model, alpha=2, inputs=["16"], exclude="2", init="warm")
+    asked = {"alpha": 2, "inputs": ["16"], "exclude": "2", "init": "warm"}
+    plan = bp_convert.plan(model, **asked)  # of repeats: never built
+    assert not any("too large" in note for note in plan.layers[0].notes)
+    assert bp_convert.convert(model, plan=plan)[1].fit_errors
+    plan = bp_convert.plan(model, **asked, rank=10**6, convert_anyway=True)
     layer = plan.layers[0]
     assert any("too large to be built" in note for note in layer.notes)
     assert any("does not keep the function" in note for note in plan.notes)

@@ -191,6 +191,13 @@ class ConvKind(Kind):
         norms: Tensor = plain.double().square().flatten(1).sum(1)
         return norms
 
+    def only_repeats(self, module: Any, factors: Factors) -> bool:
+        spec = factors["weight"]
+        return module.groups == 1 and spec.rank < spec.full_rank
+
+    def source(self, module: Any) -> Tensor:
+        return self.plain(module, module.weight)
+
     def spread(self, module: Any, spread: Spread) -> dict[str, Tensor]:
         weight = spread.rows(self.plain(module, module.weight))
         if module.groups == 1:

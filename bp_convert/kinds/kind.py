@@ -257,10 +257,26 @@ class Kind:
     def fill(self, module: Any, twin: Any, spread: Spread) -> float:
         """Set the twin to the nearest Kronecker sum of the widened weights; return the relative
         Frobenius error."""
-        wide = self.spread(module, spread)
-        error: float = twin.fit_(wide if self.several else wide["weight"])
+        changed = spread.inputs is not None or spread.outputs is not None
+        if changed and not self.several and self.only_repeats(module, {"weight": twin.factors}):
+            source = self.source(module)
+            places = spread.indices(source)
+            error: float = twin.fit_repeated_(spread.shares(source).flatten(1), *places)
+        else:
+            wide = self.spread(module, spread)
+            error = twin.fit_(wide if self.several else wide["weight"])
         self.rest(module, twin, spread)
         return error
+
+    def only_repeats(self, module: Any, factors: Factors) -> bool:
+        """Return whether a widened weight need not be built to be fitted: its factors follow from
+        the weight whose channels it repeats."""
+        return False
+
+    def source(self, module: Any) -> Tensor:
+        """Return the weight as (K, C, *kernel)."""
+        weight: Tensor = module.weight
+        return weight
 
     @torch.no_grad()
     def place(self, twin: Any, role: str, index: int, w1: Tensor, w2: Tensor) -> None:

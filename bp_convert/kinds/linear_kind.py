@@ -19,6 +19,10 @@ class LinearKind(Kind):
     twin: ClassVar[Any] = BPLinear
     same_rows = True
 
+    def only_repeats(self, module: Any, factors: Factors) -> bool:
+        spec = factors["weight"]
+        return spec.rank < spec.full_rank
+
     def operations(
         self, module: Any, widths: Widths, factors: Factors, shape: Shape
     ) -> tuple[Counts, Counts]:

@@ -30,9 +30,26 @@ class Spread:
         """Repeat inputs along ``axis`` and share each old weight among its repeats."""
         if self.inputs is None:
             return weight
+        return self.shares(weight, axis).index_select(axis, self.inputs.to(weight.device))
+
+    def shares(self, weight: Tensor, axis: int = 1) -> Tensor:
+        """Divide each old weight by the number of its input's repeats along ``axis``."""
+        if self.inputs is None:
+            return weight
         inputs = self.inputs.to(weight.device)
         times = torch.bincount(inputs, minlength=weight.shape[axis])  # (D,)
         shape = [1] * weight.dim()
         shape[axis] = -1
-        share = times.clamp(min=1).to(weight.dtype).reciprocal().view(shape)
-        return (weight * share).index_select(axis, inputs)
+        return weight * times.clamp(min=1).to(weight.dtype).reciprocal().view(shape)
+
+    def indices(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return for each row and each column of a widened weight (K, C, *kernel), laid out as a
+        matrix, the old one: (K',), (C'*places,)."""
+        every = [torch.arange(size, device=weight.device) for size in weight.shape[:2]]
+        rows, channels = (
+            own if one is None else one.to(weight.device)
+            for one, own in zip((self.outputs, self.inputs), every, strict=True)
+        )
+        places = weight[:1, :1].numel()
+        inside = torch.arange(places, device=weight.device)
+        return rows, (channels[:, None] * places + inside).flatten()

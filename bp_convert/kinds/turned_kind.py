@@ -42,6 +42,10 @@ class TurnedKind(LinearKind):
             wide["bias"] = spread.rows(module.bias)
         return wide
 
+    def source(self, module: Any) -> Tensor:
+        weight: Tensor = module.weight.t()
+        return weight
+
     def matrices(
         self, module: Any, spread: Spread, factors: Factors | None = None
     ) -> dict[str, list[Tensor]]:

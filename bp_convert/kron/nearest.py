@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -80,7 +81,6 @@ def nearest_kronecker_sum(
         FactorError: pairs that do not multiply to the shape, a rank below 1, or entries that are
             not finite.
     """
-    (k1, k2), (d1, d2) = out, inp
     _check(weight, out, inp, rank, name)
     table = rearrange(weight.detach(), out, inp)  # (k1*d1, k2*d2)
     if table.dtype not in (torch.float32, torch.float64):
@@ -90,15 +90,94 @@ def nearest_kronecker_sum(
     if not isfinite(energy):
         check_finite(weight, name)
     with torch.autocast(table.device.type, enabled=False):
-        whole = rank == min(table.shape)
-        left, right = _rows(table) if whole else _low_rank(table, rank)  # (k1*d1, R), (R, k2*d2)
-        w1 = left.t().reshape(rank, k1, d1)
-        w2 = right.reshape(rank, k2, d2).transpose(1, 2)
-        w1, w2 = (w1, w2) if whole else balanced(w1, w2)
-        w1, w2 = w1.to(weight.dtype).contiguous(), w2.to(weight.dtype).contiguous()
-        left = w1.reshape(rank, k1 * d1).t().to(table.dtype)  # as they are stored
-        right = w2.transpose(1, 2).reshape(rank, k2 * d2).to(table.dtype)
-        rest = _energy(table, (left, right))
+        if rank == min(table.shape):
+            return fit_of(
+                DenseTable(table), _rows(table), (out, inp), energy, weight.dtype, even=True
+            )
+        near, size = unit(table)
+        left, right = low_rank(DenseTable(near), rank)
+        found = left, right * size
+        return fit_of(DenseTable(table), found, (out, inp), energy, weight.dtype)
+
+
+class Rearranged(Protocol):
+    """A rearranged matrix (m, n), as what decomposing it asks for."""
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    device: torch.device
+
+    def t(self) -> Rearranged:
+        """Return the transposed matrix."""
+
+    def times(self, block: Tensor) -> Tensor:
+        """Return table @ block, (m, s) of (n, s)."""
+
+    def across(self, basis: Tensor) -> Tensor:
+        """Return basis^T @ table, (s, n) of (m, s)."""
+
+    def gram(self) -> Tensor:
+        """Return table @ table^T in float64."""
+
+    def energy(self) -> float:
+        """Return the sum of squares."""
+
+    def rest(self, left: Tensor, right: Tensor) -> float:
+        """Return the sum of squares of what factors (m, R), (R, n) leave."""
+
+
+class DenseTable:
+    """A matrix that is there."""
+
+    def __init__(self, table: Tensor) -> None:
+        self.table = table
+        self.shape = table.shape[0], table.shape[1]
+        self.dtype, self.device = table.dtype, table.device
+
+    def t(self) -> DenseTable:
+        return DenseTable(self.table.t())
+
+    def times(self, block: Tensor) -> Tensor:
+        return self.table @ block
+
+    def across(self, basis: Tensor) -> Tensor:
+        return basis.t() @ self.table
+
+    def gram(self) -> Tensor:
+        return gram(self.table)
+
+    def energy(self) -> float:
+        return _energy(self.table, None)
+
+    def rest(self, left: Tensor, right: Tensor) -> float:
+        return _energy(self.table, (left, right))
+
+
+def fit_of(
+    table: Rearranged,
+    found: tuple[Tensor, Tensor],
+    pairs: tuple[Pair, Pair],
+    energy: float,
+    dtype: torch.dtype,
+    *,
+    even: bool = False,
+) -> KroneckerFit:
+    """Return thin factors (k1*d1, R), (R, k2*d2) of a rearranged matrix as terms of ``dtype``.
+
+    Args:
+        energy: the matrix's sum of squares.
+        even: both factors of each term are of one size already.
+    """
+    left, right = found
+    (k1, k2), (d1, d2) = pairs
+    rank = len(right)
+    w1 = left.t().reshape(rank, k1, d1)
+    w2 = right.reshape(rank, k2, d2).transpose(1, 2)
+    w1, w2 = (w1, w2) if even else balanced(w1, w2)
+    w1, w2 = w1.to(dtype).contiguous(), w2.to(dtype).contiguous()
+    left = w1.reshape(rank, k1 * d1).t().to(table.dtype)  # as they are stored
+    right = w2.transpose(1, 2).reshape(rank, k2 * d2).to(table.dtype)
+    rest = table.rest(left, right)
     return KroneckerFit(w1, w2, (rest / energy) ** 0.5 if energy else 0.0)
 
 
@@ -150,26 +229,27 @@ def _rows(table: Tensor) -> tuple[Tensor, Tensor]:
     return torch.diag(scale), table / scale[:, None]
 
 
-def _low_rank(table: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return thin factors (m, R), (R, n) of the best rank-R matrix."""
-    if table.shape[0] > table.shape[1]:
-        left, right = _low_rank(table.t(), rank)
-        return right.t(), left.t()
-    near, size = unit(table)
-    if len(near) <= GRAM_SIDE or 4 * rank >= len(near):
-        basis = _gram_basis(near, rank)
+def low_rank(table: Rearranged, rank: int) -> tuple[Tensor, Tensor]:
+    """Return thin factors (m, R), (R, n) of the best rank-R matrix, R below m and n."""
+    flat = table.shape[0] > table.shape[1]
+    if flat:
+        table = table.t()
+    rows = table.shape[0]
+    if rows <= GRAM_SIDE or 4 * rank >= rows:
+        basis = _gram_basis(table, rank)
     else:
-        basis = _block_basis(near, rank)
-    return basis, basis.t() @ near * size  # the best partner of an orthonormal basis
+        basis = _block_basis(table, rank)
+    other = table.across(basis)  # the best partner of an orthonormal basis
+    return (other.t(), basis.t()) if flat else (basis, other)
 
 
-def _gram_basis(table: Tensor, rank: int) -> Tensor:
+def _gram_basis(table: Rearranged, rank: int) -> Tensor:
     """Return the leading left singular vectors (m, R) from the Gram matrix, in float64."""
-    vectors: Tensor = torch.linalg.eigh(gram(table))[1]  # of rising values
+    vectors: Tensor = torch.linalg.eigh(table.gram())[1]  # of rising values
     return vectors[:, -rank:].flip(1).to(table.dtype)
 
 
-def _block_basis(table: Tensor, rank: int) -> Tensor:
+def _block_basis(table: Rearranged, rank: int) -> Tensor:
     """Return leading left singular vectors (m, R) by subspace iteration on a thin block.
 
     Stops once a step gains little against the squared error that is left, or less than rounding
@@ -179,18 +259,18 @@ def _block_basis(table: Tensor, rank: int) -> Tensor:
     size = min(table.shape[0], rank + max(OVERSAMPLE, rank // 2))
     shape = (table.shape[1], size)
     start = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
-    block: Tensor = table @ start.to(table)  # (m, s)
-    energy, before = _energy(table, None), 0.0
+    block = table.times(start.to(table.device, table.dtype))  # (m, s)
+    energy, before = table.energy(), 0.0
     for _ in range(MAX_STEPS):
         basis: Tensor = torch.linalg.qr(block)[0]
-        core = basis.t() @ table  # (s, n)
+        core = table.across(basis)  # (s, n)
         values, vectors = torch.linalg.eigh(gram(core))  # rising
         captured = float(values[-rank:].sum())
         rounding = torch.finfo(table.dtype).eps * energy
         if captured - before <= max(SETTLED * (energy - captured), rounding):
             break
         before = captured
-        block = table @ (core.t() / (captured or 1.0) ** 0.5)  # (m, s), of the table's size
+        block = table.times(core.t() / (captured or 1.0) ** 0.5)  # (m, s), of the table's size
     lead: Tensor = vectors[:, -rank:].flip(1)
     return basis @ lead.to(table.dtype)
 

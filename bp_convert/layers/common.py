@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from bp_convert.kron.nearest import nearest_kronecker_sum, reconstruct
+from bp_convert.kron.repeated import nearest_to_repeated
 from bp_convert.layers.carry import adopt, blank, fields_of, release
 from bp_convert.values.factors import FactorSpec
+
+SMALL = 2**20  # numbers of a weight with repeats, up to which it is built to be fitted
 
 
 class BilinearLayer(nn.Module):
@@ -88,6 +91,23 @@ class BilinearLayer(nn.Module):
         """Set the factors to the nearest Kronecker sum of ``weight``; return the relative
         Frobenius error."""
         fit = nearest_kronecker_sum(weight, self.factors.out, self.factors.inp, self.factors.rank)
+        self.w1.copy_(fit.w1)
+        self.w2.copy_(fit.w2)
+        return fit.error
+
+    @torch.no_grad()
+    def fit_repeated_(self, weight: Tensor, rows: Tensor, columns: Tensor) -> float:
+        """Set the factors to the nearest Kronecker sum of ``weight[rows][:, columns]``; return the
+        relative Frobenius error. What is large is not built.
+
+        Shape:
+            weight (K', D'), with the columns of a kernel innermost; rows (K), columns (D).
+        """
+        spec = self.factors
+        if len(rows) * len(columns) <= SMALL:
+            fit = nearest_kronecker_sum(weight[rows][:, columns], spec.out, spec.inp, spec.rank)
+        else:
+            fit = nearest_to_repeated(weight, rows, columns, spec.out, spec.inp, spec.rank)
         self.w1.copy_(fit.w1)
         self.w2.copy_(fit.w2)
         return fit.error

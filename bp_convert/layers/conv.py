@@ -280,6 +280,13 @@ class _BPConv(BilinearLayer):
             gap, total = gap + fit.error**2 * size, total + size
         return (gap / total) ** 0.5 if total else 0.0
 
+    @torch.no_grad()
+    def fit_repeated_(self, weight: Tensor, rows: Tensor, columns: Tensor) -> float:
+        """Do as the base class, with the columns in the order of the factors."""
+        lay = self._layout
+        parts = columns.reshape(1, lay.c1, lay.c2, *self.kernel_size)
+        return super().fit_repeated_(weight, rows, parts.permute(self._axes()).flatten())
+
     def dense_weight(self) -> Tensor:
         """Build the weight (K, C/G, *kernel); differentiable."""
         lay, order = self._layout, self._axes()
