@@ -22,14 +22,14 @@ STORE = "int8"
 def in_plain_bits(source: nn.Module, plan: Plan, sample: SampleInputs) -> PlainBits | None:
     """Return the bytes of a model in plain int8 and the error of its outputs, as ``verify``
     measures a conversion's; None where it takes more bytes than the plan, which then needs no
-    comparison, and where the model does not run.
+    comparison, where the plan keeps to no target of size, and where the model does not run.
 
     Args:
         source: the model, which is left as it is.
         plan: a conversion that stores no layer in few bits.
         sample: example inputs.
     """
-    if plan.stored or plan.resizes or not plan.converted:
+    if plan.stored or plan.resizes or not plan.converted or not plan.settings.target:
         return None
     if FORMS[STORE].bits >= 8 * min((p.element_size() for p in source.parameters()), default=1):
         return None
