@@ -1,6 +1,6 @@
 """What some minutes of training without labels buy a converted sentence transformer.
 
-    python benchmarks/short_training.py [--minutes M ...] [--ways WAY ...] [--texts N] [SHARE ...]
+    python benchmarks/short_training.py [SHARE ...] [--minutes M ...] [--ways WAY ...] [--texts N]
 
 Converts MiniLM (the task of ``benchmarks/quality.py``; blocks are not tuned, to be quick), then
 trains it with its source as the teacher, on verses that are neither calibrated on nor scored.
