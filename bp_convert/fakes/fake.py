@@ -114,8 +114,9 @@ def _is_real(func: Any, leaves: list[Any]) -> bool:
 
 
 class _Packing(TorchFunctionMode):
-    """Pack and unpack sequences by shape; torch's own way needs plain sizes. Norms of batches are
-    shapes, too: torch takes them to ten operations, which is a third of a symbolic run."""
+    """Pack and unpack sequences by shape; torch's own way needs plain sizes. Norms of batches and
+    clipped rectifiers are shapes, too: torch takes each to many operations, which is up to half of
+    a symbolic run."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
@@ -123,6 +124,9 @@ class _Packing(TorchFunctionMode):
             made = _normed(*args, **(kwargs or {}))
             if made is not None:
                 return made
+        if func is F.hardtanh and isinstance(args[0], FakeTensor) and args[0].is_floating_point():
+            inplace = args[3] if len(args) > 3 else (kwargs or {}).get("inplace", False)
+            return args[0] if inplace else torch.empty_like(args[0])
         if name == PACK and isinstance(args[0], FakeTensor):
             return _pack(*args)
         if name == UNPACK and isinstance(args[0], FakeTensor):
