@@ -16,7 +16,7 @@ the whole.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import prod
+from math import inf, isnan, prod
 from typing import Any
 
 import torch
@@ -96,7 +96,7 @@ class Sketch:
         y: Tensor = self.fresh(input)
         with torch.no_grad():
             gap = relative(self.dense(input.detach()), self._mixed(y.detach()))
-        self.error = max(self.error, gap)
+        self.error = max(self.error, inf if isnan(gap) else gap)
         weight, bias = self.layer.weight, self.layer.bias
         never = torch.zeros((), dtype=torch.bool, device=y.device)
         y = torch.where(never, weight[(0,) * weight.dim()].to(y.dtype), y)

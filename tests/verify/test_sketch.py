@@ -89,6 +89,16 @@ def test_other_factors_are_taken_over(twin_and_input: tuple[Any, Tensor]) -> Non
     assert found.error < 1e-12
 
 
+def test_what_cannot_be_compared_is_no_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = sketch.sketch_of(BPLinear(6, 8))
+    assert found is not None
+    monkeypatch.setattr(sketch, "relative", lambda *_: float("nan"))
+    found.layer(torch.ones(2, 6))
+    monkeypatch.undo()
+    found.layer(torch.ones(2, 6))
+    assert found.error == float("inf")
+
+
 def test_a_gradient_leads_to_what_is_trained() -> None:
     twin = BPLinear(6, 8)
     twin.w1.requires_grad_(False)
