@@ -34,6 +34,7 @@ class Tap:
         self.model = model
         self.calls = calls
         self.seen: dict[str, list[Any]] = {}
+        self.versions: list[tuple[Tensor, int]] = []
         modules = dict(model.named_modules(remove_duplicate=False))
         self.names = tuple(names)
         self.handles = [
@@ -45,7 +46,9 @@ class Tap:
 
     def _catch(self, name: str, given: Any) -> Any:
         def hook(_: nn.Module, args: Args, kwargs: Kwargs) -> None:
-            self.seen.setdefault(name, []).append(given(args, kwargs))
+            caught = given(args, kwargs)
+            self.seen.setdefault(name, []).append(caught)
+            self.versions += [(one, _version(one)) for one in tensors_in(caught, objects=True)]
             if self.calls is not None and all(
                 len(self.seen.get(one, ())) >= self.calls[one] for one in self.names
             ):
@@ -56,9 +59,14 @@ class Tap:
     def run(self, batch: Batch, number: int = 0) -> dict[str, list[Any]]:
         """Run the model on a batch in eval mode, as ``run_quietly`` does; return the inputs by
         layer."""
-        self.seen = {}
+        self.seen, self.versions = {}, []
         run_quietly(self.model, batch, number)
         return self.seen
+
+    @property
+    def spoilt(self) -> bool:
+        """Whether something was written on in the last pass after it was caught."""
+        return any(was < 0 or _version(one) != was for one, was in self.versions)
 
     def __enter__(self) -> Tap:
         self.mode = in_mode(self.model, training=False)
@@ -69,6 +77,11 @@ class Tap:
         for handle in self.handles:
             handle.remove()
         self.mode.__exit__(None, None, None)
+
+
+def _version(tensor: Tensor) -> int:
+    """Return how often a tensor was written on; -1 where it does not count."""
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def run_quietly(model: nn.Module, batch: Batch, number: int = 0, *, gradients: bool = False) -> Any:

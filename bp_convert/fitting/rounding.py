@@ -24,10 +24,9 @@ from bp_convert.calibration.moments import Moment
 from bp_convert.calibration.tap import Batches
 from bp_convert.errors import PlanError
 from bp_convert.fitting.norms import settle_norms
-from bp_convert.fitting.sequence import _compared as compared
 from bp_convert.fitting.sequence import _outputs as outputs_of
 from bp_convert.fitting.sequence import _specs as specs_of
-from bp_convert.fitting.sequence import stages_for
+from bp_convert.fitting.sequence import compared, stages_for
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import device_of
 from bp_convert.graph.walk import Site, walk

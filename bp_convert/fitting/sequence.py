@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from bp_convert.calibration.ahead import Ahead, Seen, beside
 from bp_convert.calibration.gatherer import Gatherer, Moments, Order, order_of
 from bp_convert.calibration.held import Yardstick, parted
 from bp_convert.calibration.moments import Moment
@@ -84,6 +85,9 @@ def fit_to_data(
     few = within(batches, BACKWARD * macs, SLOPES, device_of(source))
     slopes = gather_slopes(before, [one for one in wanted if one.name in two], few, progress)
     stages = order.stages(passes)
+    # Norms are settled while both models run.
+    alone = not Norms(before, after).pairs
+    ahead = Ahead(before, stages, order.calls, batches) if alone else None
     together = Together(before, plan, wanted, order, batches)
     errors: dict[str, float] = {}
     for number, names in enumerate(stages):
@@ -91,7 +95,8 @@ def fit_to_data(
         stage = [sites[name] for name in names]
         again = any(order.calls[name] > 1 for name in names)
         for _ in range(ROUNDS if again else 1):
-            moments = _compared(before, after, stage, order, batches)
+            caught = None if ahead is None else ahead.of(number)
+            moments = compared(before, after, stage, order, batches, caught)
             targets = _targets(
                 [one for one in stage if together.shares(one.name)], moments, plan.shrink
             )
@@ -139,14 +144,21 @@ def foretold_examples(model: nn.Module, plan: Plan, batches: Batches) -> Sequenc
     return (f"layers are fitted to {count} of the {whole} examples: {words}",)
 
 
-def _compared(
+def compared(
     source: nn.Module,
     converted: nn.Module,
     stage: Sequence[Site],
     order: Order,
     batches: Batches,
+    caught: Sequence[Seen] | None = None,
 ) -> Moments:
-    """Gather the moments of what the stage's layers get, beside what they got in the source."""
+    """Gather the moments of what the stage's layers get, beside what they got in the source.
+
+    Args:
+        caught: what they got there; None runs the source as well.
+    """
+    if caught is not None:
+        return beside(converted, stage, order, batches, caught)
     gatherer = Gatherer(stage, order, sum(rows_in(batch) for batch in batches), cross=True)
     names = [site.name for site in stage]
     norms = Norms(source, converted)

@@ -14,15 +14,15 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from bp_convert.calibration.gatherer import Gatherer, Order, order_of
+from bp_convert.calibration.ahead import Ahead, beside
+from bp_convert.calibration.gatherer import Order, order_of
 from bp_convert.calibration.held import Yardstick
 from bp_convert.calibration.moments import Moment
-from bp_convert.calibration.tap import Batches, Tap
+from bp_convert.calibration.tap import Batches
 from bp_convert.calibration.work import REHEARSAL, within
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import device_of
 from bp_convert.graph.tree import rows_in
-from bp_convert.graph.walk import Site
 from bp_convert.groups.stacked import Stacked, coefficients, shared_rows
 from bp_convert.kinds import Factors
 from bp_convert.kron.als import affordable, fit_in_metric, natural
@@ -72,7 +72,7 @@ class Rehearsal:
         """
         rows: dict[str, Tensor] = {}  # of the factors that are shared, by the first layer's name
         sharing = {name: stack for stack in stacks for name in stack.names}
-        source, model = self._source, self._copy
+        model = self._copy
         yardstick = self._yardstick
         units: dict[str, list[Unit]] = {}
         for unit in self.units:
@@ -82,11 +82,13 @@ class Rehearsal:
         sites = {name: ones[0].layer.site for name, ones in units.items()}
         start = {name: one.clone() for name, one in model.state_dict().items()}
         try:
-            for stage in self._order.stages(STAGES):
+            for number, stage in enumerate(self._order.stages(STAGES)):
                 names = [name for name in stage if name in units]
                 if not names:
                     continue
-                moments = self._compared(source, model, [sites[name] for name in names])
+                stage_sites = [sites[name] for name in names]
+                caught = self._ahead.of(number)
+                moments = beside(model, stage_sites, self._order, self._few, caught)
                 for name in names:
                     for unit in units[name]:
                         found = moments.get((name, unit.role))
@@ -102,19 +104,6 @@ class Rehearsal:
             return yardstick.errors(model)
         finally:
             model.load_state_dict(start)
-
-    def _compared(
-        self, source: nn.Module, model: nn.Module, sites: Sequence[Site]
-    ) -> Mapping[tuple[str, str], list[Moment]]:
-        """Gather what layers get, beside what they got in the source."""
-        batches, order = self._few, self._order
-        names = [site.name for site in sites]
-        gatherer = Gatherer(sites, order, sum(map(rows_in, batches)), cross=True)
-        with Tap(source, names, order.calls) as one, Tap(model, names, order.calls) as two:
-            for number, batch in enumerate(batches):
-                before = one.run(batch, number)
-                gatherer.add(two.run(batch, number), number, batch, before)
-        return gatherer.result()
 
     def _change(
         self,
@@ -210,6 +199,11 @@ class Rehearsal:
                 break
         model = self.candidates.model
         return within(batches, STAGES * self.candidates.macs, REHEARSAL, device_of(model), FEW)
+
+    @cached_property
+    def _ahead(self) -> Ahead:
+        """What layers get in the source, which is the same for each choice."""
+        return Ahead(self._source, self._order.stages(STAGES), self._order.calls, self._few)
 
     @cached_property
     def _order(self) -> Order:

@@ -1,0 +1,111 @@
+"""What layers get in the source, caught for as many stages ahead as there is memory for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import psutil
+import torch
+from torch import nn
+
+from bp_convert.calibration.gatherer import Gatherer, Moments, Order
+from bp_convert.calibration.tap import Batches, Tap
+from bp_convert.graph.example import device_of
+from bp_convert.graph.tree import rows_in, tensors_in
+from bp_convert.graph.walk import Site
+
+SHARE = 0.1  # of the free memory, that what was caught may take
+Seen = Mapping[str, list[Any]]
+
+
+class Ahead:
+    """Runs a model once for several stages, where each alone would run it again from the start.
+
+    Args:
+        model: it is run and left as it is.
+        stages: names of layers, in the order in which they are asked for.
+        calls: how often each layer is called in a pass.
+        limit: bytes that are held; by default a share of what is free.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        stages: Sequence[Sequence[str]],
+        calls: dict[str, int],
+        batches: Batches,
+        limit: int | None = None,
+    ) -> None:
+        self.model, self.batches, self.calls = model, batches, calls
+        self.stages = [[name for name in stage if name in calls] for stage in stages]
+        self.limit = _free(device_of(model)) if limit is None else limit
+        self.held: dict[int, list[Seen]] = {}
+
+    def of(self, number: int) -> Sequence[Seen]:
+        """Return what the layers of a stage get, for each batch."""
+        if number not in self.held:
+            self.held.clear()  # before more is caught
+            self.held = self._caught(number)
+        return self.held[number]
+
+    def _caught(self, first: int) -> dict[int, list[Seen]]:
+        """Return what as many stages get as fit, from one on."""
+        if not self.batches:
+            return {first: []}
+        last = self._last(first)
+        names = [name for stage in self.stages[first:last] for name in stage]
+        found: dict[int, list[Seen]] = {number: [] for number in range(first, last)}
+        if not names:
+            return {first: [{} for _ in self.batches]}
+        with Tap(self.model, names, self.calls) as tap:
+            for number, batch in enumerate(self.batches):
+                seen = tap.run(batch, number)
+                for stage, ones in found.items():
+                    ones.append({name: seen.get(name, []) for name in self.stages[stage]})
+        return found
+
+    def _last(self, first: int) -> int:
+        """Return the stage before which to stop: by the sizes of the first batch, and before what
+        is written on after it was caught."""
+        ahead = [name for stage in self.stages[first:] for name in stage]
+        if not ahead:
+            return first + 1
+        with Tap(self.model, ahead, self.calls) as tap:
+            seen = tap.run(self.batches[0])
+            spoilt = tap.spoilt
+        known: set[int] = set()
+        total = 0
+        for number in range(first, len(self.stages)):
+            for name in self.stages[number]:
+                for one in tensors_in(seen.get(name, []), objects=True):
+                    total += 0 if id(one) in known else one.nbytes
+                    known.add(id(one))
+            if number > first and (spoilt or total * len(self.batches) > self.limit):
+                return number
+        return len(self.stages)
+
+
+def beside(
+    model: nn.Module,
+    sites: Sequence[Site],
+    order: Order,
+    batches: Batches,
+    caught: Sequence[Seen],
+) -> Moments:
+    """Gather the moments of what layers get, beside what they got in the source.
+
+    Args:
+        caught: what they got there, for each batch.
+    """
+    gatherer = Gatherer(sites, order, sum(map(rows_in, batches)), cross=True)
+    with Tap(model, [site.name for site in sites], order.calls) as tap:
+        for number, batch in enumerate(batches):
+            gatherer.add(tap.run(batch, number), number, batch, caught[number])
+    return gatherer.result()
+
+
+def _free(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(SHARE * torch.cuda.mem_get_info(device)[0])
+    return int(SHARE * psutil.virtual_memory().available)
