@@ -273,13 +273,14 @@ def main() -> None:
                 print(f"| | {100 * share:g} % | " + " | ".join(in_bytes(task, share)) + " |")
                 continue
             cells = []
-            for settings in heads.values():
+            for head, settings in heads.items():
                 try:
                     scores, kept, error, seconds = row(task, settings, share)
                 except bp_convert.PlanError as problem:
                     cells.append(f"out of reach ({problem.allowed})")
                     continue
                 cells.append(f"{_words(scores)} (error {error:.2f}, {seconds:.0f} s)")
+                print(f"{name} {share:g}, {head}: {cells[-1]}", file=sys.stderr, flush=True)
             print(f"| | {100 * kept:.2f} % | " + " | ".join(cells) + " |", flush=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,6 +28,7 @@ from bp_convert.groups.table_metric import (
     table_metric,
     table_of,
 )
+from bp_convert.kinds import Factors
 from bp_convert.kron.als import low_rank
 from bp_convert.kron.metric import Metric, Plain, both
 from bp_convert.kron.nearest import check_finite
@@ -313,6 +315,14 @@ class Candidates:
             return cache.key_of(matrices, *words)
         words += ["both" if self.both else "inputs", f"{self.shrink:g}"]
         return cache.key_of((), *words, self._whole, site.name, self.digest)
+
+    def key_of_choice(self, chosen: Mapping[str, Factors], words: object) -> str:
+        """Return what names a choice of factors for this model and data."""
+        specs = {
+            name: {role: repr(spec) for role, spec in one.items()} for name, one in chosen.items()
+        }
+        text = json.dumps([specs, words], sort_keys=True)
+        return cache.key_of((), self.method, "choice", self._whole, self.digest, text)
 
     def seen(
         self, layer: FreeLayer, role: str, matrices: int, *, both: bool, shrink: float

@@ -28,7 +28,10 @@ from bp_convert.kinds import Factors
 from bp_convert.kron.als import affordable, fit_in_metric, natural
 from bp_convert.kron.column_order import Columns
 from bp_convert.kron.metric import Full, Metric, Plain
+from bp_convert.search import cache
+from bp_convert.search.bit_axis import NO_PAIR
 from bp_convert.search.candidates import Candidates
+from bp_convert.search.curves import Curve
 from bp_convert.search.units import Unit
 from bp_convert.values.factors import FactorSpec
 
@@ -54,7 +57,6 @@ class Rehearsal:
     held: Batches
     units: Sequence[Unit]
 
-    @torch.no_grad()
     def errors(
         self,
         chosen: Mapping[str, Factors],
@@ -70,6 +72,26 @@ class Rehearsal:
             shrink: as for ``Candidates``.
             stacks: layers that share a factor.
         """
+        groups = [list(one.names) for one in stacks]
+        words = [sorted(both), f"{shrink:g}", groups, [STAGES, SWEEPS, EXAMPLES]]
+        key = self.candidates.key_of_choice(chosen, words)
+        kept = cache.read(key)
+        if kept is not None:
+            return torch.from_numpy(kept[0][0].errors) if kept[0] else None
+        found = self._run(chosen, both, shrink, stacks)
+        errors = None if found is None else found.float()
+        one = [] if errors is None else [Curve(NO_PAIR, errors.cpu().numpy())]
+        cache.write(key, one, 1.0)
+        return errors
+
+    @torch.no_grad()
+    def _run(
+        self,
+        chosen: Mapping[str, Factors],
+        both: Collection[str],
+        shrink: float,
+        stacks: Sequence[Stacked],
+    ) -> Tensor | None:
         rows: dict[str, Tensor] = {}  # of the factors that are shared, by the first layer's name
         sharing = {name: stack for stack in stacks for name in stack.names}
         model = self._copy

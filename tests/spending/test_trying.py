@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import bp_convert
+from bp_convert.spending.rehearsal import Rehearsal
 from bp_convert.values.plan import Plan
 from tests.calibration.test_slopes import Closed
 
@@ -73,6 +75,21 @@ def test_each_way_can_be_switched_off_and_nothing_is_then_tried() -> None:
     assert {one.sides for one in both.converted} == {"both"}
     alike = _plan(model, x, **{**FIXED, "allocation": "uniform"})
     assert [one.words for one in alike.tried] in ([], ["all layers alike"])
+
+
+def test_what_was_tried_once_is_not_run_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BP_CONVERT_CACHE", str(tmp_path))
+    model, x = _network(1)
+    first = _plan(model, x)
+    assert len(first.tried) > 1
+    monkeypatch.setattr(Rehearsal, "_run", None)
+    assert _plan(model, x) == first
+    monkeypatch.undo()
+    monkeypatch.setenv("BP_CONVERT_CACHE", str(tmp_path))
+    other = _plan(model, x + 1)  # other data, other numbers
+    assert [one.error for one in other.tried] != [one.error for one in first.tried]
 
 
 def test_a_model_without_slopes_is_fitted_by_what_its_layers_see() -> None:
