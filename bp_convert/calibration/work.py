@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from bp_convert.calibration.tap import Batch, Batches
-from bp_convert.graph.tree import map_tensors, rows_in, tensors_in
+from bp_convert.graph.example import first_rows
+from bp_convert.graph.tree import rows_in, tensors_in
 
 BACKWARD = 3.0  # times a forward pass, of one with its way back
 FASTER = 20.0  # times that an accelerator does them
@@ -64,9 +64,12 @@ def passes_over(
 
 
 def _first(batch: Batch, rows: int, count: int) -> Batch:
-    """Return the first examples of a batch; all where its tensors are not examples by rows."""
-    tensors: Sequence[Tensor] = tensors_in(batch)
-    if any(not one.dim() or one.shape[0] != rows for one in tensors):
-        return batch
-    made: Batch = map_tensors(lambda one: one[:count], batch)
-    return made
+    """Return the first examples of a batch; all where one of its inputs does not hold them by
+    rows."""
+    args, kwargs = batch
+    for one in (*args, *kwargs.values()):
+        if isinstance(one, list) and len(one) == rows:  # of tensors, one for each example
+            continue
+        if any(not each.dim() or each.shape[0] != rows for each in tensors_in(one, objects=True)):
+            return batch
+    return first_rows(batch, count)

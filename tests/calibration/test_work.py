@@ -1,5 +1,7 @@
 """Fewer examples where passes over all of them would take long."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -34,6 +36,17 @@ def test_as_many_examples_as_the_work_is_enough_for() -> None:
 def test_a_batch_is_not_cut_where_its_rows_are_no_examples() -> None:
     ones = [((torch.zeros(32, 3), torch.zeros(5, 32)), {})]
     assert _rows(within(ones, 1.0, 8, CPU)) == [32]
+
+
+def test_lists_of_pictures_are_cut_as_lists_and_objects_looked_into() -> None:
+    pictures = [(([torch.zeros(3, 4, 5) for _ in range(3)],), {}) for _ in range(3)]
+    few = within(pictures, 1.0, 8, CPU)  # the last batch has as many examples as each has channels
+    assert [[tuple(one.shape) for one in batch[0][0]] for batch in few] == [
+        *[[(3, 4, 5)] * 3] * 2,
+        [(3, 4, 5)] * 2,
+    ]
+    edges = SimpleNamespace(nodes=torch.zeros(32, 3), edges=torch.zeros(2, 70))
+    assert within([((edges,), {})], 1.0, 8, CPU)[0][0][0] is edges
 
 
 def test_fewer_stages_come_before_fewer_examples(monkeypatch: pytest.MonkeyPatch) -> None:
