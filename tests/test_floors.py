@@ -19,6 +19,7 @@ FLOORS = (
     "values",
     "faults",
     "scripts",
+    "free_memory",
     "torch_private",
     "kron",
     "bits",

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import psutil
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bp_convert.calibration.gatherer import Gatherer, Moments, Order
-from bp_convert.calibration.tap import Batches, Tap
+from bp_convert.calibration.tap import Batch, Batches, Tap
+from bp_convert.free_memory import free_memory
 from bp_convert.graph.example import device_of
 from bp_convert.graph.tree import rows_in, tensors_in
 from bp_convert.graph.walk import Site
+from bp_convert.torch_private import storage_id
 
 SHARE = 0.1  # of the free memory, that what was caught may take
 Seen = Mapping[str, list[Any]]
@@ -66,22 +67,19 @@ class Ahead:
         return found
 
     def _last(self, first: int) -> int:
-        """Return the stage before which to stop: by the sizes of the first batch, and before what
-        is written on after it was caught."""
+        """Return the stage before which to stop, by what the first batch takes."""
         ahead = [name for stage in self.stages[first:] for name in stage]
         if not ahead:
             return first + 1
         with Tap(self.model, ahead, self.calls) as tap:
             seen = tap.run(self.batches[0])
-            spoilt = tap.spoilt
-        known: set[int] = set()
-        total = 0
+        # Others may be longer, as of texts that are sorted by their length.
+        times = sum(map(_size, self.batches)) / max(1, _size(self.batches[0]))
+        held: dict[int, int] = {}
         for number in range(first, len(self.stages)):
             for name in self.stages[number]:
-                for one in tensors_in(seen.get(name, []), objects=True):
-                    total += 0 if id(one) in known else one.nbytes
-                    known.add(id(one))
-            if number > first and (spoilt or total * len(self.batches) > self.limit):
+                held.update(map(_memory, tensors_in(seen.get(name, []), objects=True)))
+            if number > first and sum(held.values()) * times > self.limit:
                 return number
         return len(self.stages)
 
@@ -105,7 +103,19 @@ def beside(
     return gatherer.result()
 
 
+def _size(batch: Batch) -> int:
+    return sum(one.numel() for one in tensors_in(batch, objects=True))
+
+
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    """Return what names the memory that holding a tensor holds, and its bytes: a view holds all
+    that it is a part of."""
+    if tensor.layout != torch.strided:
+        return id(tensor), tensor.numel() * tensor.element_size()
+    return storage_id(tensor), tensor.untyped_storage().nbytes()
+
+
 def _free(device: torch.device) -> int:
     if device.type == "cuda":
         return int(SHARE * torch.cuda.mem_get_info(device)[0])
-    return int(SHARE * psutil.virtual_memory().available)
+    return int(SHARE * free_memory())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bp_convert.errors import DataError
 from bp_convert.graph.example import adapt
 from bp_convert.graph.running import Args, Kwargs, in_mode, quiet_forward, same_draws
-from bp_convert.graph.tree import tensors_in
+from bp_convert.graph.tree import map_tensors, tensors_in
 from bp_convert.kinds import given_to
 
 Batch = tuple[Args, Kwargs]
@@ -35,6 +35,7 @@ class Tap:
         self.calls = calls
         self.seen: dict[str, list[Any]] = {}
         self.versions: list[tuple[Tensor, int]] = []
+        self.copies: dict[tuple[int, int], Tensor] | None = None  # by tensor and version
         modules = dict(model.named_modules(remove_duplicate=False))
         self.names = tuple(names)
         self.handles = [
@@ -47,8 +48,10 @@ class Tap:
     def _catch(self, name: str, given: Any) -> Any:
         def hook(_: nn.Module, args: Args, kwargs: Kwargs) -> None:
             caught = given(args, kwargs)
-            self.seen.setdefault(name, []).append(caught)
             self.versions += [(one, _version(one)) for one in tensors_in(caught, objects=True)]
+            if self.copies is not None:
+                caught = map_tensors(self._copied, caught)
+            self.seen.setdefault(name, []).append(caught)
             if self.calls is not None and all(
                 len(self.seen.get(one, ())) >= self.calls[one] for one in self.names
             ):
@@ -58,15 +61,30 @@ class Tap:
 
     def run(self, batch: Batch, number: int = 0) -> dict[str, list[Any]]:
         """Run the model on a batch in eval mode, as ``run_quietly`` does; return the inputs by
-        layer."""
-        self.seen, self.versions = {}, []
-        run_quietly(self.model, batch, number)
+        layer. A model that writes on them afterwards is run again, and copies are returned."""
+        self._run(batch, number)
+        written = (was < 0 or _version(one) != was for one, was in self.versions)
+        if self.copies is None and any(written):
+            self.copies = {}
+            self._run(batch, number)
+        self.versions = []
         return self.seen
 
-    @property
-    def spoilt(self) -> bool:
-        """Whether something was written on in the last pass after it was caught."""
-        return any(was < 0 or _version(one) != was for one, was in self.versions)
+    def _run(self, batch: Batch, number: int) -> None:
+        self.seen, self.versions = {}, []
+        if self.copies is not None:
+            self.copies = {}
+        run_quietly(self.model, batch, number)
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        """Return a copy, the same for layers that get the same tensor; ``versions`` holds that, so
+        that no other has its ``id``."""
+        assert self.copies is not None
+        key = (id(tensor), _version(tensor))
+        found = self.copies.get(key)
+        if found is None or (key[1] < 0 and not torch.equal(found, tensor)):
+            found = self.copies[key] = tensor.clone()
+        return found
 
     def __enter__(self) -> Tap:
         self.mode = in_mode(self.model, training=False)

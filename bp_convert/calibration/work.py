@@ -7,8 +7,6 @@ than some 1e9 for an example see all of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from bp_convert.calibration.tap import Batch, Batches

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from bp_convert.errors import CheckpointError, PlanError
 from bp_convert.files.atomic import is_folder
+from bp_convert.free_memory import free_memory
 from bp_convert.hub.layout import CONFIG, holds_plan, weight_files
-from bp_convert.large.free_memory import free_memory
 from bp_convert.values.recipe import Job
 
 # In memory a conversion holds the model, its copy, and another pair while it is checked.

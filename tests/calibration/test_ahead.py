@@ -63,9 +63,36 @@ def test_one_run_serves_as_many_stages_as_fit(limit: int, groups: int) -> None:
     assert model.passes == groups * (1 + 3)  # one that tells the sizes, and one for each batch
 
 
-def test_what_is_written_on_later_is_not_held() -> None:
+def test_what_is_written_on_later_is_copied_in_a_second_run() -> None:
     model = _Net(inplace=True).eval()
     ahead = Ahead(model, STAGES, CALLS, _batches(), 10**9)
     for stage in range(4):
         ahead.of(stage)
-    assert model.passes > 1 + 3
+    assert model.passes == 2 * 1 + (3 + 1)
+
+
+def test_longer_batches_than_the_first_count() -> None:
+    model = _Net().eval()
+    sorted_ones = [((torch.zeros(rows, 6),), {}) for rows in (1, 8, 8)]
+    ahead = Ahead(model, STAGES, CALLS, sorted_ones, 3 * 6 * 4 * 4)  # as if all were like the first
+    ahead.of(0)
+    assert set(ahead.held) == {0}
+
+
+class _First(nn.Module):
+    """Layers that get one token of many: views of a tensor that is much larger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = [layer((x + number)[:, 0]) for number, layer in enumerate(self.layers)]
+        return torch.stack(made)
+
+
+def test_a_view_counts_as_what_it_is_a_part_of() -> None:
+    batches: list[Any] = [((torch.zeros(8, 20, 6),), {})]
+    ahead = Ahead(_First().eval(), STAGES, CALLS, batches, 4 * 8 * 6 * 4)
+    ahead.of(0)
+    assert set(ahead.held) == {0}

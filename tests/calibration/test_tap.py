@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bp_convert.calibration.gatherer import gather, order_of
 from bp_convert.calibration.tap import Tap, run_quietly, token_mask
 from bp_convert.errors import DataError
+from bp_convert.graph.walk import walk
 from bp_convert.layers import BPGRUCell
 from tests.tiny_models import Chain, Keyword, Shared, Sides
 
@@ -143,3 +145,43 @@ def test_the_state_that_a_cell_is_given_is_caught_of_its_twin_too(by_name: bool)
         assert torch.equal(first, x)
         assert torch.equal(second.x, x)
         torch.testing.assert_close(second.hx, dense(x))
+
+
+class _Residual(nn.Module):
+    """Adds what two layers make of x to x itself, in place or not."""
+
+    def __init__(self, *, inplace: bool, inference: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.inplace, self.inference = inplace, inference
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.inference_mode(self.inference):
+            x = x + 1
+            for layer, other in zip(self.layers[::2], self.layers[1::2], strict=True):
+                made = 5 * layer(x).tanh() * other(x)
+                x = x.add_(made) if self.inplace else x + made
+            return x
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_layers_get_what_they_got_before_the_model_wrote_on_it(inference: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    batches: list[Any] = [((torch.randn(32, 8, generator=draw),), {}) for _ in range(2)]
+    found, orders = [], []
+    for inplace in (False, True):
+        model = _Residual(inplace=inplace, inference=inference).eval()
+        sites = walk(model)
+        orders.append(order_of(model, sites, batches))
+        found.append(gather(model, sites, batches, orders[-1]))
+    assert (
+        orders[0].together
+        == orders[1].together
+        == [
+            ["layers.0", "layers.1"],
+            ["layers.2", "layers.3"],
+        ]
+    )
+    for key, (moment,) in found[0].items():
+        torch.testing.assert_close(moment.mean, found[1][key][0].mean)
