@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -321,7 +322,8 @@ class Candidates:
         specs = {
             name: {role: repr(spec) for role, spec in one.items()} for name, one in chosen.items()
         }
-        text = json.dumps([specs, words], sort_keys=True)
+        free = [one.site.name for one in self.layers]  # which are fitted in stages
+        text = json.dumps([specs, free, words], sort_keys=True)
         return cache.key_of((), self.method, "choice", self._whole, self.digest, text)
 
     def seen(
@@ -355,8 +357,10 @@ class Candidates:
 
     @cached_property
     def _whole(self) -> str:
-        """A hash of the whole model, on which a layer's metric hangs."""
-        return cache.key_of([*self.model.parameters(), *self.model.buffers()], "model")
+        """A hash of the whole model, on which a layer's metric hangs: of its weights, and of its
+        words, as another activation or stride gives other inputs on the same weights."""
+        words = re.sub(r"\b0x[0-9a-f]+", "", repr(self.model))  # addresses are new in each process
+        return cache.key_of([*self.model.parameters(), *self.model.buffers()], "model", words)
 
     @cached_property
     def _gathered(self) -> Moments:

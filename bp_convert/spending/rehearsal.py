@@ -73,7 +73,8 @@ class Rehearsal:
             stacks: layers that share a factor.
         """
         groups = [list(one.names) for one in stacks]
-        words = [sorted(both), f"{shrink:g}", groups, [STAGES, SWEEPS, EXAMPLES]]
+        examples = sum(map(rows_in, self._few))
+        words = [sorted(both), f"{shrink:g}", groups, [STAGES, SWEEPS, examples]]
         key = self.candidates.key_of_choice(chosen, words)
         kept = cache.read(key)
         if kept is not None:

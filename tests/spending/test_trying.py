@@ -92,6 +92,20 @@ def test_what_was_tried_once_is_not_run_again(
     assert [one.error for one in other.tried] != [one.error for one in first.tried]
 
 
+def test_what_was_tried_on_one_model_is_not_taken_for_another_of_the_same_weights(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model, x = _network(1)
+    other = nn.Sequential(*(nn.ReLU() if isinstance(m, nn.Tanh) else m for m in model))
+
+    def tried(net: nn.Module, folder: str) -> list[float]:
+        monkeypatch.setenv("BP_CONVERT_CACHE", str(tmp_path / folder))
+        return [one.error for one in _plan(net, x, sides="inputs", shrink=0).tried]
+
+    tried(model, "both")
+    assert tried(other, "both") == tried(other, "alone")
+
+
 def test_a_model_without_slopes_is_fitted_by_what_its_layers_see() -> None:
     plan = _plan(Closed(), torch.randn(256, 6), convert_head=True)
     assert {one.sides for one in plan.layers} == {"inputs"}
