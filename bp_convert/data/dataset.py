@@ -93,6 +93,11 @@ class Stream(IterableDataset[Any]):
         self.opened, self._make = opened, make
         self._first = [opened]
 
+    @property
+    def once(self) -> bool:
+        """Whether what is read is gone, as of a generator."""
+        return self._make is None and isinstance(self.opened, Iterator)
+
     def __iter__(self) -> Iterator[Any]:
         if self._make is None:
             return iter(self.opened)

@@ -122,7 +122,10 @@ class RowsFeed:
 
     Attributes:
         passes: in an epoch; of a stream None where that is not known.
+        once: what is read is gone.
     """
+
+    once = False
 
     def __init__(
         self, share: Share, settings: Training, place: Place, *, shuffle: bool, pinned: bool
@@ -208,6 +211,7 @@ class StreamFeed:
         assert isinstance(share.data, Stream)
         self._data, self._accepts = share.data, share.accepts
         self._settings, self._place = settings, place
+        self.once = share.data.once
         self.passes = _passes(share.data.opened, settings.batch)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Micro]:

@@ -154,7 +154,7 @@ def _scored(score: Score, *, trained: bool) -> str:
 
 
 def _plain(report: Report) -> str:
-    """Say where plain int8 takes fewer bytes and is nearer to the source."""
+    """Say where plain int8 takes no more bytes and is nearer to the source."""
     plain, found = report.plain_int8, report.verification
     if plain is None or found is None or found.output_error is None or report.training is not None:
         return ""

@@ -32,7 +32,7 @@ TIMED = 3  # steps that are timed, after one to warm up
 
 @dataclass
 class ShortRuns:
-    """ShortRuns of a run that is about to start.
+    """Short runs before a run that is about to start.
 
     Args:
         loop: the run; its schedule is of another rate and length yet.
@@ -110,8 +110,10 @@ class ShortRuns:
 
     def _tried(self, steps: int) -> tuple[tuple[float, float], ...]:
         """Return rates, up to the first that comes to a higher validation loss than what is before
-        it, and these losses; none where the run is too short."""
-        if steps < LONG or self.loop.validation is None or self.loop.teacher is None:
+        it, and these losses; none where the run is too short, nothing judges them, or what a trial
+        reads would be missing from the run."""
+        loop = self.loop
+        if steps < LONG or loop.validation is None or loop.teacher is None or loop.feed.once:
             return ()
         each = round(SHARE * steps / len(RATES) / (1 + JUDGING))
         each = max(FEWEST, min(MOST, each))

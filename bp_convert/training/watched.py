@@ -137,8 +137,20 @@ class Watched:
     def settled(self, objective: Objective, micro: Micro) -> Objective:
         """Return the loss with the weight of the blocks' term chosen, where that is left open, by
         the pass just seen: it counts where all blocks put out one shape, and the models no class
-        scores."""
-        self.gaps(micro)
+        scores.
+
+        Raises:
+            TrainingError: nothing else counts, and no two outputs can be compared.
+        """
+        gaps = self.gaps(micro)
+        asked = [term for term in gaps if getattr(objective.distill, term) != "auto"]
+        if objective.inside_alone and all(gaps[term] is None for term in asked):
+            raise TrainingError(
+                where=" and ".join(f"distill.{term}" for term in asked),
+                found="no output of the teacher's shape, and no other term of the loss",
+                allowed="outputs that can be compared, labels, or the teacher's outputs",
+                fix="let distill.logits count, or give data with labels",
+            )
         if objective.distill.blocks != "auto":
             return objective
         blocks = self.sets.pop("blocks", None)

@@ -66,7 +66,7 @@ class Training(Value):
     Attributes:
         data: a source of examples, as ``--calibrate`` takes it.
         validation: a source, or the share of ``data`` that is held out; 0 validates nothing.
-        epochs: passes over the data; may be a fraction. 1 where neither this nor steps is given.
+        epochs: passes over the data; may be a fraction. 1 where no length is given.
         steps: steps of the optimiser, instead of epochs.
         minutes: about how long the run takes, instead of epochs: some steps are timed, and as many
             as fit are then made. The number depends on the machine, and stands in the report.
@@ -74,9 +74,11 @@ class Training(Value):
         accumulate: passes whose gradients make one step.
         optimizer: name in torch.optim, or ``package.module:Class``.
         optimizer_options: further arguments of it.
-        lr: learning rate. ``auto`` tries some for a few steps each from the same start, where
-            there is a teacher and the run is long enough, and takes the one of the least
-            validation loss; else it is 1e-3.
+        lr: learning rate. ``auto`` tries rising ones for a few steps each from the same start,
+            where there are a teacher and a validation, the run is long enough and its data can be
+            read again, and takes the first that makes the validation loss worse than the one
+            before, or the highest: low rates look better in a few steps than they are. Else it is
+            1e-3.
         factor_lr: of the bilinear factors; None takes ``lr``.
         weight_decay: of dense weights; biases and norms never decay.
         factor_decay: of the bilinear factors. Decay of both factors of a product acts on it

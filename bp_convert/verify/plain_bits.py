@@ -22,7 +22,7 @@ STORE = "int8"
 def in_plain_bits(source: nn.Module, plan: Plan, sample: SampleInputs) -> PlainBits | None:
     """Return the bytes of a model in plain int8 and the error of its outputs, as ``verify``
     measures a conversion's; None where it takes more bytes than the plan, which then needs no
-    comparison, where the plan keeps to no target of size, and where the model does not run.
+    comparison, where the plan keeps to no target, and where the model does not run.
 
     Args:
         source: the model, which is left as it is.

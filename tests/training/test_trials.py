@@ -102,6 +102,15 @@ def test_without_a_teacher_a_validation_or_steps_enough_none_is_tried(
     assert (report.lr, report.tried) == (1e-3, ())
 
 
+def test_what_can_be_read_once_is_left_to_the_run() -> None:
+    x, labels = runs.data(80)
+    model, source = pair()
+    batches = ((x[at : at + 8], labels[at : at + 8]) for at in range(0, 80, 8))
+    held = runs.data(40)
+    _, report = bp_convert.finetune(model, batches, teacher=source, validation=held, steps=9)
+    assert (report.steps, report.tried) == (9, ())  # one batch told what the outputs are
+
+
 class _Stop(Exception):  # noqa: N818 - a signal, not an error
     pass
 

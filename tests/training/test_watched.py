@@ -134,6 +134,17 @@ def test_blocks_of_other_classes_are_left_alone_and_none_at_all_named() -> None:
         Watched(plain, plain, Distill(blocks=1))
 
 
+def test_nothing_that_can_be_compared_is_an_error_where_nothing_else_counts() -> None:
+    student, source = pair()
+    source.blocks[0].up, source.blocks[0].down = nn.Linear(8, 24), nn.Linear(24, 8)
+    student.blocks[0].up = bp_convert.BPLinear.from_dense(student.blocks[0].up, rank=1)
+    only = {"labels": 0, "logits": 0, "layers": 1}
+    asked: dict[str, Any] = {"teacher": source, "steps": 2, "inputs": INPUTS}
+    with pytest.raises(TrainingError, match=r"distill\.layers"):
+        bp_convert.finetune(student, TEXTS, distill=only, **asked)
+    bp_convert.finetune(student, TEXTS, distill={**only, "logits": 1}, **asked)
+
+
 @pytest.mark.slow
 def test_blocks_alone_are_learnt_and_validated() -> None:
     _, source = pair()
