@@ -31,12 +31,13 @@ def fingerprint(given: Tensor, axis: int) -> Tensor:
     rows = given.detach().cpu()
     rows = rows if rows.dtype == torch.float64 else rows.to(torch.float32)
     drawn = _directions(size) / max(1.0, size**0.5)  # (M, FINGERPRINT)
-    drawn = drawn.to(rows.dtype).view(outer, inner, -1)
+    drawn = drawn.to(rows.dtype).view(outer, inner, FINGERPRINT)
     # One product of what lies together, and no other copy: (outer, D, inner) as it stands.
     if inner == 1:
-        projected: Tensor = rows.reshape(outer, -1).t() @ drawn[:, 0]
+        projected: Tensor = rows.reshape(outer, given.shape[axis]).t() @ drawn[:, 0]
         return projected.to(torch.float64)
-    return torch.bmm(rows.reshape(outer, -1, inner), drawn).sum(0, dtype=torch.float64)
+    apart = rows.reshape(outer, given.shape[axis], inner)
+    return torch.bmm(apart, drawn).sum(0, dtype=torch.float64)
 
 
 @lru_cache(maxsize=16)

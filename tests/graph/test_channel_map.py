@@ -19,6 +19,7 @@ from bp_convert.surgery import apply_plan
 from bp_convert.values.settings import Settings
 from bp_convert.values.tensors import TensorSpec
 from bp_convert.widths.channel_map import measure_maps
+from bp_convert.widths.channel_values import fingerprint
 from tests.tolerances import assert_near
 
 
@@ -363,3 +364,8 @@ def test_tensors_that_a_subclass_adds_follow_too() -> None:
     assert tuple(small.two.gain.shape) == (32, 1, 1, 1)
     assert report.verification is not None
     assert not any("noise" in note for layer in report.layers for note in layer.notes)
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((0, 5), 1), ((0, 5, 3), -2), ((5, 0), 0)])
+def test_columns_of_nothing_are_told_apart_by_nothing(shape: tuple[int, ...], axis: int) -> None:
+    assert torch.equal(fingerprint(torch.zeros(shape), axis), torch.zeros(5, 12).double())
