@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bp_convert.graph.clone import all_weights
-from bp_convert.search.cache import cache_folder, key_of
+from bp_convert.search.cache import cache_folder, key_of, words_of
 from bp_convert.values.reconstruction import BlockResult
 
 LIMIT = 2 << 30  # bytes that are kept
@@ -30,7 +30,7 @@ class Done:
 
     def __init__(self, source: nn.Module, converted: nn.Module, *words: str) -> None:
         weights = [one for model in (source, converted) for one in all_weights(model).values()]
-        self.key = key_of(weights, str(FORM), *words)
+        self.key = key_of(weights, str(FORM), *map(words_of, (source, converted)), *words)
         self.folder = cache_folder().parent / "blocks"
 
     def read(self, number: int) -> tuple[BlockResult, dict[str, Tensor]] | None:

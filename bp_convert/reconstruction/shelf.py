@@ -6,10 +6,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 
+from bp_convert.free_memory import free_memory
 from bp_convert.graph.tree import map_tensors, tensors_in
 
 SHARE = 0.1  # of the free memory that the batches of one shelf may take
@@ -25,8 +25,7 @@ class Shelf:
 
     def __init__(self, count: int, limit: int | None = None) -> None:
         self.count = count
-        free = psutil.virtual_memory().available
-        self.limit = int(SHARE * free) if limit is None else limit
+        self.limit = int(SHARE * free_memory()) if limit is None else limit
         self.held: list[Any] = []
         self.folder: tempfile.TemporaryDirectory[str] | None = None
 

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bp_convert.search.curves import Curve
 from bp_convert.values.factors import FactorSpec
@@ -37,6 +38,12 @@ def key_of(tensors: Sequence[Tensor], *words: str) -> str:
         digest.update(f"|{tuple(tensor.shape)}{tensor.dtype}".encode())
         digest.update(_bytes(tensor))
     return digest.hexdigest()
+
+
+def words_of(model: nn.Module) -> str:
+    """Return a model's ``repr``: another activation or stride gives other numbers on the same
+    weights."""
+    return re.sub(r"\b0x[0-9a-f]+", "", repr(model))  # addresses are new in each process
 
 
 def _bytes(tensor: Tensor) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -357,10 +356,9 @@ class Candidates:
 
     @cached_property
     def _whole(self) -> str:
-        """A hash of the whole model, on which a layer's metric hangs: of its weights, and of its
-        words, as another activation or stride gives other inputs on the same weights."""
-        words = re.sub(r"\b0x[0-9a-f]+", "", repr(self.model))  # addresses are new in each process
-        return cache.key_of([*self.model.parameters(), *self.model.buffers()], "model", words)
+        """A hash of the whole model, on which a layer's metric hangs."""
+        held = [*self.model.parameters(), *self.model.buffers()]
+        return cache.key_of(held, "model", cache.words_of(self.model))
 
     @cached_property
     def _gathered(self) -> Moments:

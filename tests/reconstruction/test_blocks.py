@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bp_convert
+from bp_convert.calibration.ahead import Ahead
 from bp_convert.errors import PlanError
 from bp_convert.graph.clone import clone
 from bp_convert.reconstruction import bench as benches
@@ -20,6 +21,7 @@ from bp_convert.reconstruction.bench import Bench
 from bp_convert.reconstruction.block_finding import blocks_of
 from bp_convert.reconstruction.call_order import segments_of
 from bp_convert.reconstruction.dividing import divided
+from bp_convert.reconstruction.resuming import Done
 from bp_convert.reconstruction.shelf import Shelf
 from bp_convert.surgery import apply_plan
 from bp_convert.values.report import Report
@@ -282,6 +284,31 @@ def test_large_inputs_go_to_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     for a, b in zip(*(one.parameters() for one in small.values()), strict=True):
         assert torch.equal(a, b)
     assert benches.Shelf is Shelf
+
+
+def test_a_share_is_of_what_a_container_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("reconstruction.shelf", "calibration.ahead"):
+        monkeypatch.setattr(f"bp_convert.{module}.free_memory", lambda: 1000)
+    assert Shelf(2).limit == 100
+    assert Ahead(nn.Linear(2, 2), [], {}, []).limit == 100
+
+
+def test_another_activation_on_the_same_weights_is_another_model() -> None:
+    class Addressed(nn.Linear):
+        def extra_repr(self) -> str:
+            return object.__repr__(self)
+
+    def key(*layers: nn.Module) -> str:
+        model = nn.Sequential(line, *layers)
+        return Done(model, model, "words").key
+
+    line = nn.Linear(3, 3)
+    assert key(nn.ReLU()) == key(nn.ReLU())
+    assert key(nn.ReLU()) != key(nn.Tanh())
+    one, two = Addressed(3, 3), Addressed(3, 3)
+    two.load_state_dict(one.state_dict())
+    assert repr(one) != repr(two)
+    assert key(one) == key(two)
 
 
 def test_examples_are_divided_with_the_last_to_judge() -> None:
