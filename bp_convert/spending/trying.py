@@ -2,8 +2,8 @@
 
 What is tried in turn: what the layers' errors weigh in the choice, which sides each group of layers
 is fitted by, and how far what layers see is drawn towards the metric of the weights alone. Each
-step keeps what it started from unless something else is better, so none makes the model worse on
-those examples.
+step keeps what it started from unless something else is better by more than chance, so that none
+makes the model worse on those examples.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import sqrt
 
+import torch
 from torch import Tensor
 
 from bp_convert.errors import PlanError
@@ -90,7 +91,7 @@ class Trying:
                 if now is None:
                     continue
                 place = self._note(words, now)
-                if float(now.mean()) < float(errors.mean()):
+                if is_nearer(now, errors):
                     best, errors, taken = found, now, place
                     self.units = other
         if self.settings.sides == "auto":
@@ -101,7 +102,7 @@ class Trying:
                 if now is None:
                     continue
                 place = self._note(f"what layers see drawn {strength:g} towards the weights", now)
-                if not float(now.mean()) < float(errors.mean()):
+                if not is_nearer(now, errors):
                     break
                 shrink, errors, taken = strength, now, place
         self.tried = [
@@ -138,7 +139,7 @@ class Trying:
         if now is None or self.errors is None:
             return False
         self._note("layers that share a factor", now)
-        better = float(now.mean()) < float(self.errors.mean())
+        better = is_nearer(now, self.errors)
         if better:
             self.errors = now
             last = len(self.tried) - 1
@@ -197,7 +198,7 @@ class Trying:
         now = self.rehearsal.errors(best.factors, set(), shrink)
         if now is not None:
             place = self._note("every layer by its inputs alone", now)
-            if float(now.mean()) < float(errors.mean()):
+            if is_nearer(now, errors):
                 return set(), now, place
         if len(groups) == 1:
             return sides, errors, taken
@@ -208,9 +209,23 @@ class Trying:
             if now is None:
                 continue
             place = self._note(f"{name} by its inputs alone", now)
-            if float(now.mean()) < float(errors.mean()):
+            if is_nearer(now, errors):
                 sides, errors, taken = fewer, now, place
         return sides, errors, taken
+
+
+def is_nearer(now: Tensor, before: Tensor) -> bool:
+    """Return whether errors of examples are lower than others of the same examples, by more than
+    the standard error of their mean difference: less is the luck of the draw.
+
+    Shape:
+        now, before: (n).
+    """
+    gain = before.double() - now.double()
+    if not bool(torch.isfinite(before).all()):
+        return bool(now.mean() < before.mean())
+    noise = float(gain.std()) / sqrt(len(gain)) if len(gain) > 1 else 0.0
+    return float(gain.mean()) > noise
 
 
 def estimated(units: Sequence[Unit], found: Allocation) -> float:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import bp_convert
 from bp_convert.spending.rehearsal import Rehearsal
+from bp_convert.spending.trying import is_nearer
 from bp_convert.values.plan import Plan
 from tests.calibration.test_slopes import Closed
 
@@ -54,13 +55,22 @@ def _never_worse(seed: int) -> int:
     if not plan.tried:
         return 0
     (taken,) = [one for one in plan.tried if one.taken]
-    assert taken.error == min(one.error for one in plan.tried)
+    assert taken.error <= plan.tried[0].error
     assert plan.tried[0].words == "as measured"
     return int(taken is not plan.tried[0])
 
 
 def test_what_is_taken_is_never_worse_than_what_was_there_before() -> None:
     assert sum(map(_never_worse, range(4)))
+
+
+def test_what_is_better_by_chance_is_not_taken() -> None:
+    before = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    assert is_nearer(before - 0.1, before)
+    assert not is_nearer(before, before)
+    assert not is_nearer(before + torch.tensor([-2.0, 1.0, 1.0, -0.2]), before)  # lower in the mean
+    assert not is_nearer(torch.full((4,), torch.inf), before)
+    assert is_nearer(before, torch.full((4,), torch.inf))
 
 
 @pytest.mark.long
