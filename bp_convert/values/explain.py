@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from bp_convert.errors import BpConvertError, RecipeError
 from bp_convert.values.marks import Key, Mark, Node
 
+SHOULD = "Input should be "  # pydantic's words
 V = TypeVar("V", bound=BaseModel)
 _ALLOWED = {
     "rank": "a whole number of terms, or a share between 0 and 1",
@@ -109,6 +110,9 @@ def explained(
             allowed="keys that go together",
             fix="change one of them, or leave it out",
         )
+    same = dict.fromkeys(one["msg"] for spot, one in places if spot == place)  # alternatives
+    if all(one.startswith(SHOULD) for one in same):
+        message = SHOULD + ", or ".join(one.removeprefix(SHOULD) for one in same)
     return error(
         where=here,
         found=_shown(first.get("input")),

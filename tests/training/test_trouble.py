@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import bp_convert
 from bp_convert.errors import TrainingError
+from bp_convert.training import settings_for
 from bp_convert.training.trouble import Watchdog
 from tests.training import runs
 
@@ -79,3 +80,11 @@ def test_a_forward_that_fails_on_the_data_is_explained() -> None:
 
     with pytest.raises(TrainingError, match="Picky on the training data"):
         bp_convert.finetune(Picky(), runs.data(), inputs=["16"])
+
+
+@pytest.mark.parametrize("wrong", [{"lr": "fast"}, {"lr": -1}, {"dropout": "some"}])
+def test_a_wrong_value_is_told_all_that_may_stand_there(wrong: dict[str, object]) -> None:
+    with pytest.raises(TrainingError) as caught:
+        settings_for(None, wrong)
+    assert caught.value.allowed.startswith("Input should be ")
+    assert caught.value.allowed.endswith(", or 'auto'")
