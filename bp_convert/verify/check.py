@@ -118,7 +118,7 @@ class _Verifying:
     def _original(self) -> tuple[torch.dtype | None, Way, Any]:
         """Run a copy of the source; return the precision in which it runs, how, and its output."""
         problem: TraceError | None = None
-        for dtype in dict.fromkeys((_wide(self.converted), None)):
+        for dtype in dict.fromkeys((wide(self.converted), None)):
             original = in_dtype(clone(self.source, apart=True), dtype)
             way = Way("eval mode", self.sample.batch(original, MANY if self.sample.real else 1))
             try:
@@ -194,11 +194,11 @@ class _Verifying:
             f"in {way.words} the model blows rounding up to {found.size:.2g}, with its plain "
             "layers too"
         )
-        wide = self._repeated()
-        if wide is None:
+        again = self._repeated()
+        if again is None:
             rounded = not found.form and pair.is_sensitive(way, found.size)
             return blown if rounded else "", found
-        pair, way, exact = wide
+        pair, way, exact = again
         if exact.form:
             return "", exact
         if exact.size <= max(EXACT, SHRUNK * found.size):
@@ -275,7 +275,7 @@ def _both(pair: Pair, way: Way, *, grad: bool = False) -> tuple[Any, Any]:
     return expected, got
 
 
-def _wide(model: nn.Module) -> torch.dtype | None:
+def wide(model: nn.Module) -> torch.dtype | None:
     """Return float32 for models of less precision: what is compared is not rounding."""
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
     half = dtypes & {torch.float16, torch.bfloat16}

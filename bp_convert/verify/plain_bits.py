@@ -11,8 +11,9 @@ from bp_convert.graph.clone import clone
 from bp_convert.graph.example import SampleInputs
 from bp_convert.values.plan import Plan
 from bp_convert.values.report import PlainBits
-from bp_convert.verify.check import MANY
+from bp_convert.verify.check import MANY, wide
 from bp_convert.verify.compare import change
+from bp_convert.verify.pair import in_dtype
 from bp_convert.verify.way import Way
 
 STORE = "int8"
@@ -38,7 +39,7 @@ def in_plain_bits(source: nn.Module, plan: Plan, sample: SampleInputs) -> PlainB
     size = sum(nbytes(STORE if key in weights else None, one) for key, one in held.items())
     if size > plan.bytes.after:
         return None
-    copy = clone(source, apart=True)
+    copy = in_dtype(clone(source, apart=True), wide(source))
     way = Way("eval mode", sample.batch(copy, MANY if sample.real else 1))
     try:
         was = way.call(copy)

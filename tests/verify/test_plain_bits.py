@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
@@ -38,3 +39,13 @@ def test_nothing_is_said_where_int8_takes_more_or_is_no_nearer() -> None:
     assert shared.plain_int8 is None
     _, bits = bp_convert.convert(model, target="params=0.5", store="int4", inputs=["64"])
     assert bits.plain_int8 is None
+
+
+def test_half_precision_adds_nothing_to_what_rounding_to_int8_costs() -> None:
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = _model().to(torch.bfloat16).to(dtype)  # the same weights
+        _, report = bp_convert.convert(model, target="params=0.6", inputs=["64"])
+        assert report.plain_int8 is not None
+        found.append(report.plain_int8.output_error)
+    assert found[1] == pytest.approx(found[0], rel=1e-3)
