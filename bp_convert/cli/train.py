@@ -61,7 +61,7 @@ def finetune(
         o.option(
             HOW,
             "--lr RATE",
-            "auto tries some rates with a teacher, and takes 1e-3 without one. Default: auto.",
+            "auto tries some with a teacher and 200 steps or more, else takes 1e-3. Default: auto.",
         ),
     ] = None,
     preset: Annotated[
