@@ -201,9 +201,12 @@ def fitting(report: Report) -> list[str]:
         lines.append(f"estimated error {error:.3g}, {on}")
     if tried := report.plan.tried:
         best = next(one for one in tried if one.taken)
-        lines.append(
-            f"the best of {len(tried)} ways on examples held out: {best.words}, {best.error:.3g}"
-        )
+        which = f"the best of {len(tried)} ways on examples held out"
+        if best.error > min(one.error for one in tried):
+            which = (
+                f"of {len(tried)} ways on examples held out, what none beats by more than chance"
+            )
+        lines.append(f"{which}: {best.words}, {best.error:.3g}")
         lines += [f"  {one.words}, {one.error:.3g}" for one in tried if not one.taken]
     if report.calibration:
         lines.append(f"fitted to {report.calibration}")

@@ -23,7 +23,7 @@ from bp_convert.render.terminal import rendered
 from bp_convert.render.words import kept, notes
 from bp_convert.values.base import as_json
 from bp_convert.values.factors import FactorSpec
-from bp_convert.values.plan import LayerPlan, OtherWeights, Plan, Totals
+from bp_convert.values.plan import LayerPlan, OtherWeights, Plan, Totals, Tried
 from bp_convert.values.report import Latency, Report, Score, Verification
 from bp_convert.values.settings import Settings
 
@@ -100,6 +100,15 @@ def test_numbers() -> None:
     assert change(Totals(before=4, after=1)) == "75 % less"
     assert change(Totals(before=4, after=6)) == "50 % more"
     assert change(Totals(before=4, after=4)) == "unchanged"
+
+
+@pytest.mark.parametrize(("error", "said"), [(0.2, "the best of 2"), (0.3, "none beats by more")])
+def test_what_is_taken_is_called_the_best_only_where_it_is(error: float, said: str) -> None:
+    tried = Tried(words="as measured", error=error, taken=True), Tried(words="alike", error=0.25)
+    line, other = words.fitting(_report(plan={"tried": tried, "error": None}))
+    assert said in line
+    assert line.endswith(f": as measured, {error:g}")
+    assert other == "  alike, 0.25"
 
 
 def test_names_fold_by_their_numbers_and_shorten_in_the_middle() -> None:
