@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torchvision.ops import StochasticDepth
 
 import bp_convert
 from bp_convert.training.dropout import leave_out, put_back
@@ -21,18 +22,21 @@ def test_every_probability_is_left_out_and_comes_back() -> None:
             "plane": nn.Dropout2d(0.2),
             "lstm": nn.LSTM(4, 4, 2, dropout=0.1),
             "none": nn.Dropout(0.0),
+            "depth": StochasticDepth(0.2, "row"),
+            "linear": nn.Linear(2, 2),
         }
     ).train()
     model["none"].attention_dropout, model["none"].p_other = 0.4, 0.5
+    model["linear"].p = 0.5  # of something else
     before = [dict(vars(one)) for one in model.modules()]
     changed = leave_out(model)
-    assert len(changed) == 7  # three modules and the attention in the layer; the rest, one each
+    assert len(changed) == 8  # three modules and the attention in the layer; the rest, one each
     for _, name, value in changed:
         assert value > 0, name
     x = torch.randn(3, 5, 8)
     assert torch.equal(model["layer"](x), model["layer"](x))
     assert model["lstm"].dropout == model["none"].attention_dropout == 0
-    assert model["none"].p_other == 0.5
+    assert (model["none"].p_other, model["linear"].p, model["depth"].p) == (0.5, 0.5, 0)
     put_back(changed)
     assert [dict(vars(one)) for one in model.modules()] == before
     assert not torch.equal(model["layer"](x), model["layer"](x))
