@@ -23,7 +23,7 @@ LEAST = 1e-12  # mean square of an output, which its error is at least divided b
 
 class Counterparts:
     """Outputs of modules of a model and of the same names in its teacher, of the passes inside
-    ``with``.
+    ``with``: of each the first tensor of floating-point numbers.
 
     Args:
         names: modules that both models have.
@@ -48,8 +48,10 @@ class Counterparts:
 
     def _keep(self, store: dict[str, list[Tensor]], name: str) -> Any:
         def hook(_: nn.Module, __: Any, output: Any) -> None:
-            if self._watching and (tensors := tensors_in(output)):
-                store.setdefault(name, []).append(tensors[0])
+            tensors = tensors_in(output) if self._watching else []
+            numbers = [one for one in tensors if one.is_floating_point()]  # no indices
+            if numbers:
+                store.setdefault(name, []).append(numbers[0])
 
         return hook
 

@@ -87,6 +87,25 @@ def test_the_error_of_blocks_is_that_of_unmasked_tokens_relative_to_the_source_s
     assert float(student.blocks[1].down.weight.grad.abs().max()) > 0
 
 
+def test_indices_that_a_block_puts_out_first_are_not_what_is_learnt() -> None:
+    class Indexed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x.argmax(-1), self.line(x)
+
+    student, teacher = Indexed(), Indexed()
+    pairs = Counterparts(nn.ModuleDict({"a": student}), nn.ModuleDict({"a": teacher}), ["a"])
+    x = torch.randn(4, 8)
+    with pairs:
+        (_, mine), (_, theirs) = student(x), teacher(x)
+    found = pairs.gap()
+    assert found is not None
+    torch.testing.assert_close(found, (mine - theirs).square().sum() / theirs.square().sum())
+
+
 def test_a_source_that_puts_out_nothing_makes_no_error_infinite() -> None:
     student, source = pair()
     with torch.no_grad():
