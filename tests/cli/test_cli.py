@@ -88,7 +88,7 @@ def test_json_has_exactly_the_documented_shape(mlp: Path) -> None:
     assert list(made) == [
         "verdict", "plan", "fit_errors", "source", "calibration", "notes", "reconstruction",
         "scores", "training",
-        "verification", "latency", "seconds", "versions", "machine",
+        "verification", "plain_int8", "latency", "seconds", "versions", "machine",
     ]  # fmt: skip
     assert set(made["plan"]["params"]) == {"before", "after"}
     first, second = made["plan"]["layers"]
