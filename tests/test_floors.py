@@ -38,6 +38,7 @@ FLOORS = (
     "data",
     "calibration",
     "groups",
+    "programmes",
     "search",
     "spending",
     "mixing",

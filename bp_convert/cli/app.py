@@ -62,6 +62,7 @@ def convert(
     allocation: o.Spent = None,
     shrink: o.Shrink = None,
     groups: o.Groups = None,
+    prefer: o.Preferred = None,
     reconstruct: o.Reconstructs = None,
     reconstruct_epochs: o.Epochs = None,
     method: o.Method = None,
@@ -105,7 +106,8 @@ def convert(
     timed = measure or batch is not None
     asks = {
         "target": target, "method": method, "sides": sides, "allocation": allocation,
-        "shrink": shrink, "groups": groups, "store": store, "alpha": alpha, "rank": rank,
+        "shrink": shrink, "groups": groups, "prefer": prefer, "store": store, "alpha": alpha,
+        "rank": rank,
         "pairs": pairs, "init": init, "include": include, "exclude": exclude,
         "convert_head": convert_head, "convert_anyway": convert_anyway,
         "keep_parametrized": keep_parametrized,

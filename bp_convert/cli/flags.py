@@ -201,6 +201,15 @@ Groups = Annotated[
         "examples held out.",
     ),
 ]
+Preferred = Annotated[
+    values.Prefer | None,
+    option(
+        GOAL,
+        "--prefer speed|balanced|quality",
+        "What a target gives for time: up to 1.5 times the estimated error (speed), little "
+        "(balanced), or none (quality). Default: balanced.",
+    ),
+]
 Reconstructs = Annotated[
     bool | None,
     option(

@@ -24,7 +24,7 @@ from bp_convert.values.target import Target
 LAYERS = (
     *("include", "exclude", "convert_head", "convert_anyway", "keep_parametrized"),
     *("merge_adapters", "sides", "allocation", "shrink", "groups", "store", "reconstruct"),
-    *("inputs", "seed"),
+    *("prefer", "inputs", "seed"),
 )
 
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bp_convert.search.exact import Problem, in_the_way, relaxed, solve
-from bp_convert.search.knapsack import knapsack
+from bp_convert.programmes.exact import Problem, in_the_way, relaxed, solve
+from bp_convert.programmes.knapsack import knapsack
 from bp_convert.search.units import COSTS, Unit
 
 ERROR = "error"

@@ -10,6 +10,7 @@ import numpy as np
 
 from bp_convert.errors import PlanError
 from bp_convert.kinds import Factors
+from bp_convert.programmes.exact import KEPT
 from bp_convert.search.allocate import (
     ERROR,
     OutOfReachError,
@@ -19,19 +20,15 @@ from bp_convert.search.allocate import (
     squared_error,
 )
 from bp_convert.search.curves import Curve
-from bp_convert.search.exact import KEPT
+from bp_convert.search.pace import Choice, paced
 from bp_convert.search.units import COSTS, Unit
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.plan import Tried
-from bp_convert.values.settings import Store
+from bp_convert.values.settings import Prefer, Store
 from bp_convert.values.target import Target
 
 AS_IT_IS = (None,)
-TIMES = ("time", "time32")
-SLACKS = (1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 2.0)  # of the time before, tried in turn
-WORTH = 1.1  # times the loss that speed may cost
 FILLS = 40  # single terms that what is left over is spent on
-SPENT = 0.993  # share of a target that a choice is to take up
 LEFT = 0.01  # share of a target from which on what is left over is spoken of
 WIDER = ", or let more layers take part: fewer --exclude, lower floors"
 SLOWER = "to keep the target the model is predicted to run slower than before"
@@ -117,26 +114,13 @@ class Allocation:
         return {*self.shares, *(whose for one in self.shares.values() for whose in one.values())}
 
 
-@dataclass
-class _Choice:
-    """An option of each unit."""
-
-    units: Sequence[Unit]
-    at: list[int]
-
-    def sum(self, name: str) -> float:
-        """Return what it takes of a quantity."""
-        return sum(
-            float(quantity(unit, name)[at]) for unit, at in zip(self.units, self.at, strict=True)
-        )
-
-    def spent(self, limits: Mapping[str, float]) -> float:
-        """Return the largest share of a limit that it takes up."""
-        return max(self.sum(name) / limit for name, limit in limits.items())
-
-
 def choose(
-    units: Sequence[Unit], targets: Sequence[Target], budget: Budget, *, guarded: bool = True
+    units: Sequence[Unit],
+    targets: Sequence[Target],
+    budget: Budget,
+    *,
+    guarded: bool = True,
+    prefer: Prefer = "balanced",
 ) -> Allocation:
     """Return the factors of least error within the targets, or, where the error is a target, of
     fewest parameters.
@@ -144,6 +128,7 @@ def choose(
     Args:
         guarded: keep the whole model as fast as it is, at batches of 1 and of 32, where the
             targets leave room for that.
+        prefer: what error may be given for time.
 
     Raises:
         PlanError: a target out of reach; the error names the range.
@@ -154,11 +139,11 @@ def choose(
         limits[column] = min(budget.room(target), limits.get(column, float("inf")))
     found = Allocation()
     try:
-        choice = _Choice(units, allocate(units, limits))
+        choice = Choice(units, allocate(units, limits))
     except OutOfReachError as problem:
         raise _refusal(units, targets, budget, problem) from None
     if guarded:
-        choice, limits, slower = _guarded(choice, limits)
+        choice, limits, slower = paced(choice, limits, prefer)
         found.notes += [SLOWER] if slower else []
     choice.at = [_polished(unit, at, limits) for unit, at in zip(units, choice.at, strict=True)]
     _fill(choice, limits)
@@ -166,26 +151,7 @@ def choose(
     return _result(found, choice, limits)
 
 
-def _guarded(choice: _Choice, limits: dict[str, float]) -> tuple[_Choice, dict[str, float], bool]:
-    """Return a choice that is no slower than before or, where the targets would then not be
-    spent or the error would grow much, as little slower as that allows; and whether it is slower.
-    """
-    units = choice.units
-    dense = {name: sum(float(one.dense[COSTS.index(name)]) for one in units) for name in TIMES}
-    times = {name: time for name, time in dense.items() if time > 0}
-    for slack in SLACKS if times and ERROR not in limits else ():
-        held = {**limits, **{name: slack * time for name, time in times.items()}}
-        try:
-            found = _Choice(units, allocate(units, held, exact=False))  # may be missed
-        except OutOfReachError:
-            continue
-        spent = found.spent(limits) >= min(SPENT, choice.spent(limits))
-        if spent and found.sum(ERROR) <= WORTH * choice.sum(ERROR):
-            return found, held, slack > 1
-    return choice, limits, bool(times) and choice.spent(times) > 1
-
-
-def _unspent(choice: _Choice, targets: Sequence[Target], budget: Budget) -> list[str]:
+def _unspent(choice: Choice, targets: Sequence[Target], budget: Budget) -> list[str]:
     """Say so where more than a hundredth of every target is left over."""
     words = []
     for target in targets:
@@ -199,7 +165,7 @@ def _unspent(choice: _Choice, targets: Sequence[Target], budget: Budget) -> list
     return words
 
 
-def _fill(choice: _Choice, limits: Mapping[str, float]) -> None:
+def _fill(choice: Choice, limits: Mapping[str, float]) -> None:
     """Give what the grid of terms left over to whichever unit gains most by it, again and again."""
     if not limits or ERROR in limits:
         return
@@ -258,7 +224,7 @@ def _affordable(unit: Unit, curve: Curve, most: int, limit: float) -> int:
     return int((unit.bytes_of(curve, terms) <= limit).sum())
 
 
-def _result(found: Allocation, choice: _Choice, limits: Mapping[str, float]) -> Allocation:
+def _result(found: Allocation, choice: Choice, limits: Mapping[str, float]) -> Allocation:
     squared: dict[str, float] = {}
     found.params, found.macs_limited = choice.sum("params"), "macs" in limits
     for unit, at in zip(choice.units, choice.at, strict=True):

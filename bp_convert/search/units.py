@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 
 import numpy as np
 
@@ -12,7 +13,6 @@ from bp_convert.bits.grid import FORMS, LEAST
 from bp_convert.graph.walk import Site
 from bp_convert.kinds import Factors, Spread, Widths, predict, whole
 from bp_convert.kinds.shapes import Shape
-from bp_convert.kinds.speed import BUILT
 from bp_convert.kron.contract import bilinear_macs
 from bp_convert.search.curves import Curve
 from bp_convert.values.factors import FactorSpec
@@ -58,6 +58,12 @@ class FreeLayer:
         return self.macs(fewest) > self.dense_macs
 
     @cached_property
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """(K, D) of each role's matrices."""
+        found = self.site.kind.matrices(self.site.module, Spread())
+        return {role: (ones[0].shape[0], ones[0].shape[1]) for role, ones in found.items()}
+
+    @cached_property
     def weights(self) -> int:
         """Numbers in all its weight matrices."""
         found = self.site.kind.matrices(self.site.module, Spread())
@@ -73,6 +79,21 @@ class FreeLayer:
         kind, module = self.site.kind, self.site.module
         found = (predict(kind, module, self.widths, factors, shapes) for shapes in self.shapes)
         return [(0.0, 0.0) if one is None else (one.dense, one.converted) for one in found]
+
+    def role_times(self, role: str, spec: FactorSpec, numbers: int) -> list[float]:
+        """Return a role's share of the converted times where costs do not add up: as if the other
+        roles were of low rank, with as large a share of their parameters.
+
+        Args:
+            numbers: in the role's matrices.
+        """
+        share = spec.params / prod((*spec.out, *spec.inp))
+        factors = {role: spec}
+        for other, (rows, columns) in self.sizes.items():
+            if other != role:
+                rank = max(1, round(share * rows * columns / (rows + columns)))
+                factors[other] = FactorSpec(out=(rows, 1), inp=(1, columns), rank=rank)
+        return [numbers / self.weights * converted for _, converted in self.times(factors)]
 
 
 @dataclass
@@ -200,7 +221,8 @@ class Unit:
         steps = self.dense[1] / max(1, numbers)  # rows that it multiplies
         factored = steps * self.matrices * bilinear_macs(spec)
         built = self.dense[1] + numbers * spec.rank
-        return [built if self.layer.builds else min(factored, built), *(BUILT * self.dense[2:])]
+        macs = built if self.layer.builds else min(factored, built)
+        return [macs, *self.layer.role_times(self.role, spec, self.matrices * self.size)]
 
 
 def make_unit(

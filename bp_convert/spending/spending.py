@@ -231,7 +231,9 @@ class Spending:
         held, whole = budget, False
         while True:
             try:
-                found = choose(units, self.settings.target, held, guarded=guarded)
+                found = choose(
+                    units, self.settings.target, held, guarded=guarded, prefer=self.settings.prefer
+                )
             except PlanError:
                 if held is budget or whole:
                     raise

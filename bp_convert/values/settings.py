@@ -26,6 +26,8 @@ Store = Literal["int8", "int4", "int3", "bf16", "fp16", "fp32"]
 Sides = Literal["auto", "inputs", "both"]
 # What the choice among layers goes by: what perturbing each did, all alike, or the best of several.
 Allocation = Literal["auto", "measured", "uniform"]
+# What error a target may give for time.
+Prefer = Literal["speed", "balanced", "quality"]
 Shrink = Literal["auto"] | Annotated[float, Field(ge=0, le=100)]
 # An int is a number of Kronecker terms, a float in (0, 1) a share of the layer's parameters.
 Rank = Annotated[int, Field(ge=1, strict=True)] | Annotated[float, Field(gt=0, lt=1)]
@@ -97,6 +99,9 @@ class Settings(Value):
             that the data hardly shows count more; ``auto`` tries several on examples held out.
         groups: let layers that get the same inputs share a factor, where that is nearer to the
             source on examples held out.
+        prefer: what a target gives for time: ``quality`` no error at all, ``balanced`` up to 1.1
+            times the squared error to stay as fast as before and 1.02 times to be faster, ``speed``
+            up to 1.5 times the error to be as fast as can be. By estimates.
         init: ``warm`` starts from the trained weights; ``random`` from noise; ``mixed`` draws the
             factors, at the size of their weights, and keeps trained biases, norms and other
             layers; ``auto`` takes ``mixed`` for single terms of a widened model, else ``warm``.
@@ -128,6 +133,7 @@ class Settings(Value):
     allocation: Allocation = "auto"
     shrink: Shrink = "auto"
     groups: bool = True
+    prefer: Prefer = "balanced"
     init: Init = "auto"
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -189,6 +195,7 @@ class SettingsKeywords(TypedDict, total=False):
     allocation: Allocation
     shrink: Literal["auto"] | float
     groups: bool
+    prefer: Prefer
     init: Init
     include: str | Sequence[str]
     exclude: str | Sequence[str]

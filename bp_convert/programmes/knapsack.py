@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bp_convert.search.exact import front
+from bp_convert.programmes.exact import front
 
 BINS = 20_000  # of the limit; what an option takes is rounded up to whole ones
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from bp_convert.errors import PlanError
-from bp_convert.search import exact
+from bp_convert.programmes import exact
+from bp_convert.programmes.exact import Problem, relaxed, solve
 from bp_convert.search.allocate import OutOfReachError, allocate, quantity
-from bp_convert.search.exact import Problem, relaxed, solve
 from bp_convert.search.units import Unit
 from tests.search.units import drawn
 
@@ -182,7 +182,7 @@ def test_nothing_is_printed_on_standard_output() -> None:
     """HiGHS has a line of its own that no option turns off; results go to standard output."""
     code = (
         "import os, sys\n"
-        "from bp_convert.search.exact import _quiet\n"
+        "from bp_convert.programmes.exact import _quiet\n"
         "print('before')\n"
         "with _quiet():\n"
         "    os.write(1, b'noise')\n"

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from bp_convert.search.knapsack import BINS, knapsack
+from bp_convert.programmes.knapsack import BINS, knapsack
 
 
 def least(objectives: list[np.ndarray], takes: list[np.ndarray], bound: float) -> float:
