@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bp_convert.torch_private import without_view
@@ -28,17 +29,24 @@ def bilinear_macs(spec: FactorSpec) -> int:
     return min(order_costs(spec))
 
 
-def bilinear(x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
-    """Apply ``sum_r kron(w1[r], w2[r]^T)`` to the last axis of ``x`` (paper, eq. 4).
+def bilinear(x: Tensor, w1: Tensor, w2: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Apply ``sum_r kron(w1[r], w2[r]^T)`` to the last axis of ``x`` (paper, eq. 4), and add a bias.
 
     The R terms lie side by side, so that there are two products whatever R is, in the cheaper
-    order. Only factors are ever laid out anew, and with one term not even they.
+    order. Only factors are ever laid out anew, and with one term not even they. Low rank, which is
+    the pair Kx1 with 1xD, is two of torch's linear layers.
 
     Shape:
-        x: (..., d1*d2); w1: (R, k1, d1); w2: (R, d2, k2); result: (..., k1*k2).
+        x: (..., d1*d2); w1: (R, k1, d1); w2: (R, d2, k2); bias: (k1*k2);
+        result: (..., k1*k2).
     """
     rank, k1, d1 = w1.shape
     _, d2, k2 = w2.shape
+    fused = bias is None or bias.dtype == w1.dtype
+    if d1 == k2 == 1:
+        y = F.linear(x, w2.flatten(1))  # (..., R)
+        y = F.linear(y, w1.flatten(1).t(), bias if fused else None)
+        return y if fused else _plus(y, bias)
     if w2_first(k1, k2, d1, d2):
         if rank == 1:  # laid out as it is; on few rows each call counts
             right, left = w2.reshape(d2, k2), w1.reshape(k1, d1)
@@ -46,7 +54,11 @@ def bilinear(x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
             right = w2.transpose(0, 1).reshape(d2, rank * k2)  # (d2, R*k2)
             left = w1.permute(1, 2, 0).reshape(k1, d1 * rank)  # (k1, d1*R)
         t = x.reshape(-1, d2) @ right  # (N*d1, R*k2)
-        y = _on_each(left, t.view(-1, d1 * rank, k2))  # (N, k1, k2)
+        t = t.view(-1, d1 * rank, k2)
+        if fused and bias is not None and k2 > 1:  # the last product adds it
+            y = torch.baddbmm(bias.view(k1, k2), left.expand(t.shape[0], -1, -1), t)
+            return shaped(y, (*x.shape[:-1], k1 * k2))
+        y = _on_each(left, t)  # (N, k1, k2)
     else:
         if rank == 1:
             left, right = w1.reshape(k1, d1), w2.reshape(d2, k2)
@@ -55,7 +67,12 @@ def bilinear(x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
             right = w2.reshape(rank * d2, k2)  # (R*d2, k2)
         t = _on_each(left, x.reshape(-1, d1, d2))  # (N, k1*R, d2)
         y = t.view(-1, rank * d2) @ right  # (N*k1, k2)
-    return shaped(y, (*x.shape[:-1], k1 * k2))
+    return _plus(shaped(y, (*x.shape[:-1], k1 * k2)), bias)
+
+
+def _plus(y: Tensor, bias: Tensor | None) -> Tensor:
+    """Add a bias to a product that nothing needs again: the sum takes its place."""
+    return y if bias is None else y.add_(bias if bias.dtype == y.dtype else bias.to(y.dtype))
 
 
 def bilinear_each(x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:

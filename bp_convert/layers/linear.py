@@ -60,11 +60,7 @@ class BPLinear(BilinearLayer):
         """Map (..., D) to (..., K); of a nested tensor each sequence."""
         if input.is_nested:
             return over_nested(self, input)
-        y = bilinear(input, self.w1, self.w2)
-        if self.bias is None:
-            return y
-        # Nothing needs the product itself again, so the sum takes its place.
-        return y.add_(self.bias if self.bias.dtype == y.dtype else self.bias.to(y.dtype))
+        return bilinear(input, self.w1, self.w2, self.bias)
 
     def extra_repr(self) -> str:
         """Tell the widths, the pairs and the number of terms."""

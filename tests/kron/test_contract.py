@@ -82,3 +82,22 @@ def test_one_row_of_many_by_vmap() -> None:
     x = torch.randn(7, 40)
     each = torch.func.vmap(lambda row: bilinear(row, w1, w2))(x)
     assert_near(each, bilinear(x, w1, w2))
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("out", "inp"), [((12, 1), (1, 8)), ((4, 3), (2, 4)), ((2, 6), (4, 2)), ((3, 4), (8, 1))]
+)
+def test_a_bias_is_added_once_whatever_the_order_and_its_type(
+    out: tuple[int, int], inp: tuple[int, int], dtype: torch.dtype, rank: int
+) -> None:
+    w1, w2 = _factors(FactorSpec(out=out, inp=inp, rank=rank))
+    bias = torch.randn(12, dtype=dtype)
+    x = torch.randn(5, 2, 8)
+    wanted = x @ kron_sum(w1, w2).t() + bias.float()
+    assert_near(bilinear(x, w1, w2, bias), wanted)
+    assert_near(bilinear(x[:0], w1, w2, bias), wanted[:0])
+    kept = bias.clone()
+    bilinear(x, w1, w2, bias).mul_(2)
+    assert torch.equal(bias, kept)
