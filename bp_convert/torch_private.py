@@ -182,6 +182,12 @@ def version_of(tensor: Tensor) -> int:
     return tensor._version
 
 
+def is_watched() -> bool:
+    """Return whether something sees each operation that is called: a tracer, fake tensors, a
+    counter. What it sees has to be what the layer computes, from its parameters on."""
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None
+
+
 def hash_of(flat: Tensor) -> int:
     """Hash the bytes of a tensor of one axis, by torch's own hash where there is one (2.9)."""
     if hasattr(torch, "hash_tensor"):

@@ -24,6 +24,7 @@ FLOORS = (
     "kron",
     "bits",
     "recurrence",
+    "ways",
     "layers",
     "experts",
     "attention",

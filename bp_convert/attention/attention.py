@@ -19,6 +19,7 @@ from bp_convert.layers.common import init_factors_
 from bp_convert.layers.linear import BPLinear
 from bp_convert.torch_private import without_fused_path
 from bp_convert.values.factors import FactorSpec
+from bp_convert.values.plan import Way
 
 ROLES = ("q", "k", "v", "out")
 
@@ -49,6 +50,7 @@ class BPMultiheadAttention(nn.Module):
         *("kdim", "vdim", "batch_first"),
     )
     DENSE: ClassVar = nn.MultiheadAttention
+    EXPANDS: ClassVar = True
 
     q_proj: BPLinear | nn.Linear
     k_proj: BPLinear | nn.Linear
@@ -279,6 +281,19 @@ class BPMultiheadAttention(nn.Module):
     def projection(self, role: str) -> Any:
         """Return a projection: a ``BPLinear``, or an ``nn.Linear`` where it is left whole."""
         return getattr(self, f"{role}_proj")
+
+    @property
+    def way(self) -> Way:
+        """How its projections run; see ``BPLinear.way``."""
+        ones = (self.projection(role) for role in ROLES)
+        expanded = any(getattr(one, "way", "factored") == "expanded" for one in ones)
+        return "expanded" if expanded else "factored"
+
+    @way.setter
+    def way(self, way: Way) -> None:
+        for one in map(self.projection, ROLES):
+            if isinstance(one, BPLinear):
+                one.way = way
 
     @property
     def packed(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -102,6 +103,8 @@ class BPTiedLinear(BPLinear):
         """Map (..., E) to (..., V); of a nested tensor each sequence."""
         if input.is_nested:
             return over_nested(self, input)
+        if self.way == "expanded" and (weight := self.built_for(input)) is not None:
+            return F.linear(input, weight, self.bias)
         y = bilinear(input, self.w1, self.w2.transpose(1, 2))
         if y.shape[-1] > self.out_features:
             y = y[..., : self.out_features].contiguous()
@@ -111,6 +114,10 @@ class BPTiedLinear(BPLinear):
         if self.bias is None:
             return y
         return y.add_(self.bias if self.bias.dtype == y.dtype else self.bias.to(y.dtype))
+
+    def sources(self) -> Sequence[Tensor | None]:
+        """Return the factors, and the row that stands apart."""
+        return *super().sources(), *(() if self.padding is None else self.padding[1:])
 
     @torch.no_grad()
     def fit_(self, weight: Tensor) -> float:

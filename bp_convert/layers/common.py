@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, ClassVar
 
@@ -13,12 +13,14 @@ from typing_extensions import Self
 from bp_convert.kron.nearest import nearest_kronecker_sum, reconstruct
 from bp_convert.kron.repeated import nearest_to_repeated
 from bp_convert.layers.carry import adopt, blank, fields_of, release
+from bp_convert.torch_private import parameters_of
 from bp_convert.values.factors import FactorSpec
+from bp_convert.ways.expanding import Expanding
 
 SMALL = 2**20  # numbers of a weight with repeats, up to which it is built to be fitted
 
 
-class BilinearLayer(nn.Module):
+class BilinearLayer(Expanding):
     """A layer of one weight, which is a sum of Kronecker products; the defaults are those of a
     matrix (K, D) and a bias (K).
 
@@ -115,6 +117,17 @@ class BilinearLayer(nn.Module):
     def dense_weight(self) -> Tensor:
         """Build the weight; differentiable."""
         return reconstruct(self.w1, self.w2)
+
+    def sources(self) -> Sequence[Tensor | None]:
+        """Return the factors; None for those that are computed, not held."""
+        held = parameters_of(self)
+        return held.get("w1"), held.get("w2")
+
+    def expand(self) -> Tensor | None:
+        """Build the weight, where the bias is of its type, as torch's functions want it."""
+        bias = parameters_of(self).get("bias")
+        alike = bias is None or bias.dtype == self.w1.dtype
+        return self.dense_weight().contiguous() if alike else None
 
     @property
     def weight(self) -> Tensor:

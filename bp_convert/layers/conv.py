@@ -45,6 +45,7 @@ class _BPConv(BilinearLayer):
         *("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation"),
         *("groups", "bias", "padding_mode"),
     )
+    EXPANDS = True
     AXES: ClassVar[int]
     CONV: ClassVar[Callable[..., Tensor]]
     transposed: ClassVar[bool] = False  # torch's fields, for code that reads them
@@ -119,6 +120,9 @@ class _BPConv(BilinearLayer):
         if self._front:
             mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
             x = F.pad(x, self._front, mode=mode)
+        if self.way == "expanded" and (built := self.built_for(x)) is not None:
+            y = type(self).CONV(x, built[0], self.bias, *built[1])
+            return y.squeeze(0) if single else y
         if self._point:
             for axis, step in enumerate(self.stride, 2):
                 x = x if step == 1 else _every(x, axis, step)
@@ -261,6 +265,12 @@ class _BPConv(BilinearLayer):
         return split_padding(self.kernel_size, self.padding, self.dilation, self.padding_mode)
 
     # Dense and back
+
+    def expand(self) -> Any:
+        """Build the weight, and what torch's function takes behind the bias."""
+        weight = super().expand()
+        more = (self.stride, self._padding()[1], self.dilation, self.groups)
+        return None if weight is None else (weight, more)
 
     @torch.no_grad()
     def fit_(self, weight: Tensor) -> float:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bp_convert.kron.transposed_layout import first_transposed
+from bp_convert.layers.common import BilinearLayer
 from bp_convert.layers.conv import Size, Steps, _BPConv, _where
 from bp_convert.layers.conv_checks import output_padding_for
 from bp_convert.values.factors import FactorSpec
@@ -67,9 +68,14 @@ class _BPConvTranspose(_BPConv):
         single = input.dim() == self.AXES + 1
         x = input.unsqueeze(0) if single else input
         self._check_input(x, input)
-        steps = self._steps
+        more = self.output_padding
         if output_size is not None:
-            steps = self._steps_of(output_padding_for(self, x.shape[2:], output_size))
+            more = output_padding_for(self, x.shape[2:], output_size)
+        if self.way == "expanded" and (weight := self.built_for(x)) is not None:
+            sizes = (self.stride, self.padding, more, self.groups, self.dilation)
+            y = type(self).CONV(x, weight, self.bias, *sizes)
+            return y.squeeze(0) if single else y
+        steps: Steps = self._steps if output_size is None else self._steps_of(more)
         return self._finished(self._run(x, steps), single)
 
     def _conv(self, x: Tensor, w: Tensor, steps: Sequence[Any], many: int = 1) -> Tensor:
@@ -101,6 +107,10 @@ class _BPConvTranspose(_BPConv):
             )
             for own in self._mine()
         ]
+
+    def expand(self) -> Any:
+        """Build the weight."""
+        return BilinearLayer.expand(self)
 
     @torch.no_grad()
     def fit_(self, weight: Tensor) -> float:

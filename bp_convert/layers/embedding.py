@@ -42,6 +42,7 @@ class BPEmbedding(BilinearLayer):
 
     FIELDS: ClassVar[tuple[str, ...]] = ("num_embeddings", "embedding_dim", "padding_idx")
     DENSE: ClassVar[type[nn.Module]] = nn.Embedding
+    EXPANDS = True
     # torch's fields, for code that reads them.
     max_norm: ClassVar[None] = None
     norm_type: ClassVar[float] = 2.0
@@ -96,12 +97,20 @@ class BPEmbedding(BilinearLayer):
         Raises:
             IndexError: an index outside the vocabulary (on the CPU; a GPU reports it late).
         """
+        if self.way == "expanded" and (table := self.built_for(input)) is not None:
+            return F.embedding(input, table)
         rows = input.reshape(-1)  # (N,)
         y = sum_of_products(*self.look_up(rows))  # (N, E)
         if self.padding_idx is not None:
             pads = (rows == self.padding_idx)[:, None]  # (N, 1)
             y = torch.where(pads, self.padding_row.to(y.dtype), y)
         return y.to(self.w1.dtype).view(*input.shape, self.embedding_dim)
+
+    def sources(self) -> Sequence[Tensor | None]:
+        """Return the factors, and the row that stands apart."""
+        if self.padding_idx is None:
+            return super().sources()
+        return *super().sources(), self.padding_row
 
     def look_up(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rows (N, R, e1) and (N, R, e2) of the factors for indices (N,), or one of

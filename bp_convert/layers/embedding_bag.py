@@ -109,6 +109,8 @@ class BPEmbeddingBag(BPEmbedding):
             IndexError, RuntimeError: an index outside the vocabulary (a GPU reports it late).
         """
         self._check(input, offsets, per_sample_weights)
+        if self.way == "expanded" and (table := self.built_for(input)) is not None:
+            return self._bags(table, input, offsets, per_sample_weights, every=True)
         weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)
         v1, v2 = self.factors.inp
         if self.mode != "max" and 1 in (v1, v2):

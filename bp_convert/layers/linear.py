@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bp_convert.kron.contract import bilinear
@@ -36,6 +37,7 @@ class BPLinear(BilinearLayer):
 
     FIELDS: ClassVar[tuple[str, ...]] = ("in_features", "out_features", "bias")
     DENSE: ClassVar = nn.Linear
+    EXPANDS = True
 
     def __init__(
         self,
@@ -60,6 +62,8 @@ class BPLinear(BilinearLayer):
         """Map (..., D) to (..., K); of a nested tensor each sequence."""
         if input.is_nested:
             return over_nested(self, input)
+        if self.way == "expanded" and (weight := self.built_for(input)) is not None:
+            return F.linear(input, weight, self.bias)
         return bilinear(input, self.w1, self.w2, self.bias)
 
     def extra_repr(self) -> str:

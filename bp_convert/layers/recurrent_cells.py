@@ -64,6 +64,9 @@ class BilinearCell(RecurrentFactors):
             shape = (*input.shape[:-1], self.hidden_size)
             check_state(name, state, [shape] * len(state))
             state = tuple(one.unsqueeze(0) for one in state) if single else state  # (N, H)
+        if self.way == "expanded" and (weights := self.built_for(x)) is not None:
+            new = recurrence.states(recurrence.cell(x, recurrence.given_back(state), *weights))
+            return recurrence.given_back(tuple(one.squeeze(0) for one in new) if single else new)
         bias = inner = None
         if self.bias:
             bias, inner = recurrence.split(self.bias_of(""))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -14,21 +14,23 @@ from bp_convert.kron.nearest import nearest_kronecker_sum
 from bp_convert.layers.carry import blank, fields_of, unusual
 from bp_convert.layers.common import init_factors_
 from bp_convert.recurrence.checks import groups, recurrent_factors
-from bp_convert.recurrence.paths import built
+from bp_convert.recurrence.paths import built, one_chunk
 from bp_convert.recurrence.steps import RECURRENCES, Frame, Recurrence, frame_of, named
 from bp_convert.torch_private import parameters_of
 from bp_convert.values.factors import FactorSpec
+from bp_convert.ways.expanding import Expanding
 
 _DENSE = re.compile(r"(weight|bias)_(ih|hh|hr)(?:_(l\d+(?:_reverse)?))?")
 
 
-class RecurrentFactors(nn.Module):
+class RecurrentFactors(Expanding):
     """What a bilinear stack or cell holds; how it runs is in the subclasses.
 
     Torch's names of dense weights and biases can be read, and are built at each access.
     """
 
     FIELDS: ClassVar[tuple[str, ...]]  # of the constructor; the widths first
+    EXPANDS = True
     DENSE: ClassVar[type[nn.Module]]  # the layer that it stands for
     mode: Any  # torch's field, for code that reads it
 
@@ -64,6 +66,21 @@ class RecurrentFactors(nn.Module):
                 one = nn.Parameter(torch.empty(rows * self.hidden_size, **where))
                 self.register_parameter(_bias(suffix), one)
         self.reset_parameters()
+
+    def sources(self) -> Sequence[Tensor | None]:
+        """Return the parameters, of which biases are put together anew as well."""
+        return tuple(parameters_of(self).values())
+
+    def expand(self) -> list[Tensor]:
+        """Build the dense weights and biases in torch's order."""
+        weights = []
+        for suffix in self.suffixes():
+            weights += [built(*self.pair(part, suffix)) for part in ("ih", "hh")]
+            if self.bias:
+                weights += self.recurrence.apart(self.bias_of(suffix))
+            if self.proj_size:
+                weights.append(built(*self.pair("hr", suffix)))
+        return one_chunk(weights) if weights[0].is_cuda else weights
 
     def reset_parameters(self) -> None:
         """Draw factors so that weights vary as a fresh torch layer's, 1 / (3 H), and the bias as

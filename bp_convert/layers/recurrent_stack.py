@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
-from typing_extensions import Self
 
 from bp_convert.layers.recurrent_factors import RecurrentFactors
 from bp_convert.recurrence.checks import (
@@ -18,7 +17,7 @@ from bp_convert.recurrence.checks import (
     steps_and_batch,
 )
 from bp_convert.recurrence.path_cost import prefers_factored, recurrent_macs
-from bp_convert.recurrence.paths import Direction, built, loop, one_chunk
+from bp_convert.recurrence.paths import Direction, loop
 from bp_convert.recurrence.steps import State
 from bp_convert.values.factors import FactorSpec
 
@@ -28,15 +27,15 @@ class RecurrentStack(RecurrentFactors):
 
     There are two ways to run it and a rule that picks (``path_cost.prefers_factored``): step
     by step on the factors, with the input products of all steps done at once; or, where the hidden
-    size is small or the terms are many, torch's own run on weights built from the factors. On CUDA
-    devices it is always the latter.
+    size is small or the terms are many, torch's own run on weights built from the factors, which
+    are kept as those of an expanded layer are. On CUDA devices, and where it is expanded, it is
+    always the latter.
     """
 
     FIELDS: ClassVar[tuple[str, ...]] = (
         *("input_size", "hidden_size", "num_layers", "bias", "batch_first"),
         *("dropout", "bidirectional"),
     )
-    _kept: tuple[list[Tensor], list[Tensor]] | None = None
 
     def __init__(
         self,
@@ -112,13 +111,15 @@ class RecurrentStack(RecurrentFactors):
         steps, batch = (x.shape[0], x.shape[1]) if sizes is None else (len(sizes), int(sizes[0]))
         if states is None:
             states = tuple(x.new_zeros(self.passes(), batch, width) for width in self._widths())
-        if self._factored(x, steps, batch):
+        weights = self.built_for(x) if self.way == "expanded" else None
+        if weights is None and self._factored(x, steps, batch):
             if sizes is not None:
                 return self._loop(x, states, sizes.tolist())
             y, last = self._loop(x.flatten(0, 1), states, [batch] * steps)
             return y.view(steps, batch, y.shape[-1]), last
         hx = self.recurrence.given_back(states)
-        parts = (self._weights(x), self.bias, self.num_layers, self.dropout, self.training)
+        weights = weights or self.built_for(x) or self.expand()
+        parts = (weights, self.bias, self.num_layers, self.dropout, self.training)
         if sizes is None:
             y, *after = self.recurrence.fused(x, hx, *parts, self.bidirectional, False)
         else:
@@ -131,49 +132,6 @@ class RecurrentStack(RecurrentFactors):
         if x.device.type == "cuda":
             return False
         return prefers_factored(self.factors, steps, batch, self.mode)
-
-    def _weights(self, x: Tensor) -> list[Tensor]:
-        """Return the dense weights in torch's order.
-
-        In eval mode without gradients a CPU keeps them, with a copy of the parameters that they
-        were built from; the next call compares values, since a parameter's version misses writes
-        through ``.data``. They are no part of the state and are never copied or moved.
-        """
-        parameters = list(self.parameters())
-        plain = type(x) is Tensor and all(type(p) is nn.Parameter and p.is_cpu for p in parameters)
-        lasting = not (self.training or torch.is_grad_enabled() or torch.compiler.is_compiling())
-        if not (plain and lasting):
-            return self._build()
-        kept = self._kept
-        if kept is not None and all(map(_same, kept[0], parameters)):
-            return kept[1]
-        weights = self._build()
-        if weights[0].dtype == parameters[0].dtype:  # autocast would build narrower ones
-            self._kept = ([p.clone() for p in parameters], weights)
-        return weights
-
-    def _build(self) -> list[Tensor]:
-        weights = []
-        for suffix in self.suffixes():
-            weights += [built(*self.pair(part, suffix)) for part in ("ih", "hh")]
-            if self.bias:
-                weights += self.recurrence.apart(self.bias_of(suffix))
-            if self.proj_size:
-                weights.append(built(*self.pair("hr", suffix)))
-        return one_chunk(weights) if weights[0].is_cuda else weights
-
-    def train(self, mode: bool = True) -> Self:
-        """Set the mode; weights kept for inference are dropped."""
-        self._kept = None
-        return super().train(mode)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        self._kept = None
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": None}
 
     def _loop(self, x: Tensor, states: State, sizes: list[int]) -> tuple[Tensor, State]:
         """Step on the factors through packed rows (sum of sizes, I)."""
@@ -210,7 +168,3 @@ class RecurrentStack(RecurrentFactors):
 
     def flatten_parameters(self) -> None:
         """Do nothing; callers of torch's layers expect the method."""
-
-
-def _same(kept: Tensor, now: Tensor) -> bool:
-    return kept.dtype == now.dtype and torch.equal(kept, now)

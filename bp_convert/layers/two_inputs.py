@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bp_convert.kron.contract import bilinear, bilinear_macs
@@ -38,6 +39,7 @@ class BPBilinear(BilinearLayer):
 
     FIELDS: ClassVar = ("in1_features", "in2_features", "out_features", "bias")
     DENSE: ClassVar = nn.Bilinear
+    EXPANDS = True
 
     def __init__(
         self,
@@ -69,6 +71,8 @@ class BPBilinear(BilinearLayer):
 
     def forward(self, input1: Tensor, input2: Tensor) -> Tensor:
         """Map (..., I1) and (..., I2) to (..., K)."""
+        if self.way == "expanded" and (weight := self.built_for(input1)) is not None:
+            return F.bilinear(input1, input2, weight, self.bias)
         (k1, k2), (d1, d2), terms = self.factors.out, self.factors.inp, self.factors.rank
         lead = input1.shape[:-1]
         if (d1, d2) == (self.in1_features, self.in2_features):

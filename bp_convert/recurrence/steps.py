@@ -24,6 +24,7 @@ class Recurrence:
         step: makes the next state from a step's products of the input (G, ...), of the state
             (G, ...), the inner bias or None, and the state.
         fused: torch's own run over all layers and steps.
+        cell: torch's own step.
     """
 
     gates: int
@@ -31,6 +32,7 @@ class Recurrence:
     carried: int
     step: Callable[[Tensor, Tensor, Tensor | None, State], State]
     fused: Callable[..., Any]
+    cell: Callable[..., Any]
 
     def states(self, hx: Any) -> State:
         """Return a state in torch's form as a tuple of tensors."""
@@ -86,10 +88,10 @@ def _relu(x: Tensor, y: Tensor, inner: Tensor | None, state: State) -> State:
 
 
 RECURRENCES: Mapping[str, Recurrence] = {  # by torch's name of the mode
-    "LSTM": Recurrence(4, 0, 2, _lstm, torch.lstm),  # input, forget, cell, output
-    "GRU": Recurrence(3, 1, 1, _gru, torch.gru),  # reset, update, new
-    "RNN_TANH": Recurrence(1, 0, 1, _tanh, torch.rnn_tanh),
-    "RNN_RELU": Recurrence(1, 0, 1, _relu, torch.rnn_relu),
+    "LSTM": Recurrence(4, 0, 2, _lstm, torch.lstm, torch.lstm_cell),  # input, forget, cell, output
+    "GRU": Recurrence(3, 1, 1, _gru, torch.gru, torch.gru_cell),  # reset, update, new
+    "RNN_TANH": Recurrence(1, 0, 1, _tanh, torch.rnn_tanh, torch.rnn_tanh_cell),
+    "RNN_RELU": Recurrence(1, 0, 1, _relu, torch.rnn_relu, torch.rnn_relu_cell),
 }
 CELLS: Mapping[type[nn.Module], str] = {
     nn.LSTMCell: "LSTM",

@@ -15,6 +15,8 @@ from bp_convert.values.tensors import TensorSpec
 NAMED = 0.01  # share of the parameters from which on a class of modules is worth a mention
 
 Action = Literal["replaced", "widened", "kept"]
+# How a replaced layer runs in eval mode: on its factors, or on the dense weight built of them once.
+Way = Literal["factored", "expanded"]
 
 
 class LayerPlan(Value):

@@ -207,7 +207,7 @@ def test_the_gates_are_four_kronecker_sums(
 @pytest.mark.parametrize("bias", [True, False])
 def test_one_chunk_holds_the_same_weights_matrices_first(bias: bool) -> None:
     layer = BPLSTM(6, 4, 2, bias, bidirectional=True)
-    weights = layer._build()
+    weights = layer.expand()
     moved = one_chunk(weights)
     for one, two in zip(moved, weights, strict=True):
         assert torch.equal(one, two)

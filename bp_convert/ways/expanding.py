@@ -1,0 +1,72 @@
+"""A layer that runs on its factors, or on the dense weight that is built of them once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from bp_convert.torch_private import is_watched
+from bp_convert.values.plan import Way
+from bp_convert.ways.kept import Kept, looks_at
+
+
+class Expanding(nn.Module):
+    """A layer of which something dense can be built, and kept while nothing is trained.
+
+    Attributes:
+        way: ``factored``, or ``expanded``: in eval mode, without gradients, on a CPU, the dense
+            weight is built at the first call and torch's own function runs on it. In training,
+            where gradients are wanted, under autocast and in what is compiled, traced or exported
+            the layer runs on its factors.
+
+    What is kept is no part of the state: it is never saved, copied or moved, and goes with
+    ``train()``, ``eval()``, ``to()`` and any change of the parameters (see ``ways.kept``).
+    """
+
+    EXPANDS: ClassVar[bool] = False  # whether the forward asks ``built_for``
+
+    way: Way = "factored"
+    _kept: Kept | None = None
+
+    def sources(self) -> Sequence[Tensor | None]:
+        """Return what the dense weight hangs on."""
+        raise NotImplementedError
+
+    def expand(self) -> Any:
+        """Build what is kept; None where it cannot be."""
+        raise NotImplementedError
+
+    def built_for(self, x: Any) -> Any:
+        """Return what is kept for a call on ``x``, built anew where it has to be; None where the
+        call goes on the factors."""
+        if self.training or torch.compiler.is_compiling() or torch.is_grad_enabled():
+            return None
+        if type(x) is not Tensor or torch.is_autocast_enabled("cpu") or is_watched():
+            return None
+        kept, sources = self._kept, self.sources()
+        if kept is not None and kept.holds(sources):
+            return kept.value
+        self._kept = None
+        looks = looks_at(sources)  # before it is built, so that no write falls in between
+        value = None if looks is None else self.expand()
+        if looks is None or value is None:
+            return None
+        self._kept = Kept(value, looks)
+        return value
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode; what is kept for inference is dropped."""
+        self._kept = None
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self._kept = None
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": None}

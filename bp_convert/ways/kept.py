@@ -1,0 +1,66 @@
+"""A value that was built of tensors, and whether they still are what they were."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bp_convert.torch_private import version_of
+
+ALL = 512  # eights of bytes up to which every one of a tensor is compared
+SOME = 128  # eights of bytes, at least, that are compared of a larger one
+
+# The tensor, its address, its version, and numbers of it: where they lie, and what they were.
+Look = tuple[Tensor, int, int, memoryview, memoryview]
+
+
+class Kept:
+    """What was built of some tensors, for as long as they are the same ones, at the same place, and
+    unwritten.
+
+    Writes in place are counted by autograd, but for those through ``.data``. So numbers are
+    compared as well: all of a small tensor, some throughout a large one. A write through ``.data``
+    to a few numbers of a large tensor is not seen.
+    """
+
+    __slots__ = ("looks", "value")
+
+    def __init__(self, value: Any, looks: Sequence[Look]) -> None:
+        self.value, self.looks = value, tuple(looks)
+
+    def holds(self, tensors: Sequence[Tensor | None]) -> bool:
+        """Return whether the value still is that of these tensors."""
+        for now, (was, place, version, there, then) in zip(tensors, self.looks, strict=True):
+            # The place goes first: what lies at another one may be gone.
+            if now is not was or was.data_ptr() != place or version_of(was) != version:
+                return False
+            if there != then:
+                return False
+        return True
+
+
+def looks_at(tensors: Sequence[Tensor | None]) -> list[Look] | None:
+    """Take down what some tensors are; None where they are of a sort that cannot be watched: on
+    another device than a CPU, without a version of their own, or no parameters and plain buffers.
+    """
+    found = []
+    for one in tensors:
+        if one is None or type(one) not in (nn.Parameter, Tensor) or not one.is_cpu:
+            return None
+        if one.is_inference() or not torch.ops.aten.is_non_overlapping_and_dense(one):
+            return None
+        place, version = one.data_ptr(), version_of(one)
+        flat = one.detach().as_strided((one.numel(),), (1,))  # in the order of memory
+        there = flat.view(torch.uint8).numpy().data
+        eights = len(there) % 8 == 0
+        if eights:
+            there = there.cast("q")
+        if len(there) > ALL:
+            there = there[:: len(there) // SOME | 1]  # an odd step meets every column
+        then = memoryview(there.tobytes())
+        then = then.cast("q") if eights else then
+        found.append((one, place, version, there, then))
+    return found
