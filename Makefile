@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow test-long check docs format compat clean
+.PHONY: demo bench test test-slow test-long check docs format compat clean
 
 demo: $(READY)
 	$(BIN)/bp-convert demo
@@ -14,6 +14,11 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "slow and not long"
+
+# Layers and models beside their peers, as ratios in one run; best on an idle machine.
+bench: $(READY)
+	$(BIN)/python -m pip install --quiet '.[bench]'
+	$(BIN)/python benchmarks/peers.py --out bench-out
 
 # Before a release: what takes minutes for a single test.
 test-long: $(READY)
@@ -37,7 +42,7 @@ compat: $(READY)
 	$(BIN)/python tests/compat.py
 
 clean:
-	rm -rf $(VENV) .compat demo-out site build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .compat demo-out bench-out site build *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

@@ -2,11 +2,11 @@
 
     python benchmarks/peers.py [--only Linear] [--share one 0.25] [--threads N] [--out FOLDER]
 
-Beside the dense layer: two ``nn.Linear`` (low rank), the layers of TensorLy-Torch, PEFT's LoKr merged
-and unmerged, a weight built by ``torch.kron`` at each call, torchao's int8 weights, and ours. Share
-``one`` is what one term of the nearest-square pairs has, a number a share of the dense layer's. Of
-whole models every layer but the last is replaced by the same kind of layer, with the same numbers
-of parameters. Weights are random: time does not ask for them.
+Beside the dense layer: two ``nn.Linear`` (low rank), the layers of TensorLy-Torch, PEFT's LoKr,
+merged and unmerged, a weight built by ``torch.kron`` at each call, torchao's int8 weights, and
+ours. Share ``one`` is what one term of the nearest-square pairs has, a number a share of the dense
+layer's. Of whole models every layer but the last is replaced by the same kind of layer, with the
+same numbers of parameters. Weights are random: time does not ask for them.
 
 Medians of passes that take turns in one process, as ratios to dense: above 1 is faster. Writes
 ``peers.json`` and a page, ``peers.html``. The peers install with ``pip install '.[bench]'``; one
