@@ -62,10 +62,13 @@ if TYPE_CHECKING:  # The public names, here and nowhere else: what runs reads th
     from bp_convert.studies import probe as probe
     from bp_convert.studies import sweep as sweep
     from bp_convert.training import finetune as finetune
+    from bp_convert.tuning import MachineTable as MachineTable
+    from bp_convert.tuning import tune as tune
     from bp_convert.values.exported import Export as Export
     from bp_convert.values.factors import FactorSpec as FactorSpec
     from bp_convert.values.plan import Plan as Plan
     from bp_convert.values.report import Report as Report
+    from bp_convert.values.settings import LatencyAt as LatencyAt
     from bp_convert.values.settings import LayerRule as LayerRule
     from bp_convert.values.settings import Settings as Settings
     from bp_convert.values.study import Probe as Probe

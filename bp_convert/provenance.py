@@ -31,10 +31,11 @@ def machine() -> str:
     torch: Any = sys.modules.get("torch")
     threads = os.cpu_count() if torch is None else torch.get_num_threads()
     said = "1 thread" if threads == 1 else f"{threads} threads"
-    return ", ".join((_cpu(), said, f"{platform.system()} {platform.machine()}", *devices()))
+    return ", ".join((cpu_name(), said, f"{platform.system()} {platform.machine()}", *devices()))
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
+    """Name the CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):  # not Linux

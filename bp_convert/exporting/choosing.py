@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bp_convert.costs import in_turn
 from bp_convert.exporting.axes import FreeAxes
 from bp_convert.exporting.forms import bilinear_layers, in_forms, is_recurrent
 from bp_convert.exporting.runtime import Piece, Run, Runtime
 from bp_convert.graph.running import inference, run
+from bp_convert.tuning.clock import in_turn
 from bp_convert.values.exported import ExportedLayer, Form
 
 MARGIN = 1.03  # factors stay where they are at most this much slower: noise

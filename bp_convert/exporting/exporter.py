@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bp_convert.costs import in_turn
 from bp_convert.errors import ExportError, VerificationError
 from bp_convert.exporting.axes import FreeAxes, free_axes
 from bp_convert.exporting.choosing import all_fast, chosen
@@ -30,6 +29,7 @@ from bp_convert.provenance import machine, versions
 from bp_convert.ready import check_ready
 from bp_convert.storage import is_marked, plan_of
 from bp_convert.torch_private import tree_leaves
+from bp_convert.tuning.clock import in_turn
 from bp_convert.values.exported import GOALS, Export, ExportedLayer, Form, Goal
 from bp_convert.values.progress import Progress, told
 from bp_convert.values.report import Latency

@@ -1,28 +1,24 @@
 """Will a converted layer be faster? A small cost model, fitted to measurements.
 
-The time of a layer is taken as a sum of a few counted quantities, each with a measured price. The
-prices stand in ``speed.json`` beside this file, which ``python benchmarks/cost_model.py`` wrote and
-which names the machine. Prices are of a CPU; on another machine run that command again. What is
-counted, each kind says of itself (``Kind.operations``).
+The time of a layer is taken as a sum of a few counted quantities, each with a measured price
+(``bp_convert/prices.py``). What is counted, each kind says of itself (``Kind.operations``).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from torch import nn
 
 from bp_convert.kinds.choices import Factors, Widths
+from bp_convert.prices import Counts as Counts
+from bp_convert.prices import current
 
 if TYPE_CHECKING:
     from bp_convert.kinds.kind import Kind
 
-Counts = dict[str, float]
 DENSE = "dense."  # before the name of a quantity that has the dense layer's price in the twin, too
 BUILT = 1.05  # an LSTM on built weights is the dense one, after a look at its parameters
 
@@ -51,7 +47,7 @@ def predict(
 
     Returns None where there is nothing to go by: no call was seen, or the kind has no prices.
     """
-    prices = _prices()
+    prices = current()
     priced = kind.priced_as or kind.name
     if not shapes or f"{priced}.dense" not in prices:
         return None
@@ -72,10 +68,3 @@ def predict(
                 for name, n in counted.items()
             )
     return Speed(max(times[0], 1e-3), max(times[1], 1e-3))
-
-
-@lru_cache(maxsize=1)
-def _prices() -> dict[str, Counts]:
-    text = (files("bp_convert.kinds") / "speed.json").read_text(encoding="utf-8")
-    prices: dict[str, Counts] = json.loads(text)["prices"]
-    return prices

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 from torch import nn
 
@@ -23,15 +25,17 @@ from bp_convert.kinds import Factors, prime_reason
 from bp_convert.kinds.foreign import packed
 from bp_convert.mixing import started
 from bp_convert.planner.heads import head_reasons
+from bp_convert.planner.latency import LatencyTarget, table_for
 from bp_convert.planner.requests import indirect, reasons_of, requests_of
 from bp_convert.planner.samples import sample_inputs
 from bp_convert.planner.unproven import stack_reasons
 from bp_convert.planner.warm import Planned, maps_for, with_warmth
 from bp_convert.planner.worth import chosen, worth
+from bp_convert.prices import priced
 from bp_convert.ready import check_ready
 from bp_convert.search.selection import Allocation
 from bp_convert.search.units import Unit
-from bp_convert.spending.spending import Spending
+from bp_convert.spending.spending import Pace, Spending
 from bp_convert.surgery import fingerprint
 from bp_convert.values.plan import AttrChange, LayerPlan, Plan
 from bp_convert.values.progress import Progress
@@ -116,6 +120,13 @@ class _Planning:
         self.adapted = {getattr(one, "base_layer", one) for one in adapters_of(model).values()}
 
     def run(self) -> Planned:
+        table = table_for(self.model, self.settings, self.progress)
+        if table is not None:
+            self.notes.append(f"times are predicted as {table.words}")
+        with priced(None if table is None else table.prices):
+            return self._run()
+
+    def _run(self) -> Planned:
         self.progress("reading the model", 0, self.STEPS)
         self.progress("running a copy of it", 1, self.STEPS)
         sample = sample_inputs(self.model, self.settings, self.examples, self.given)
@@ -131,23 +142,42 @@ class _Planning:
         if self.settings.alpha != 1:
             self.widths = self._widened(sample, reasons)
             reasons |= self._followers_only(reasons)
-        if self.settings.target:
-            free = [site for site in self.sites if site.name not in reasons]
-            asks = {name: one.ask for name, one in self.requests.items() if one.insists}
-            stores = {n: one.store for n, one in self.requests.items() if one.store is not None}
-            kept = [site for site in self.sites if self._only_bits(site, reasons)]
-            self.found = self.spending.search(free, asks, self._floors(), seen, stores, kept)
-            self.notes += self.found.notes
-        layers = tuple(
-            self._layer(site, reasons.get(site.name), seen or Observation()) for site in self.sites
-        )
-        self.progress("counting", 3, self.STEPS)
-        plan = self._total(layers, sample, seen)
+        make = partial(self._made, reasons, sample, seen)
+        if self.settings.limits_latency:
+            known = self.model, self.settings, sample, seen, self.sites
+            plan = LatencyTarget(*known, choose=make, progress=self.progress).plan()
+        else:
+            plan = make(None)
         maps = maps_for(self.model, plan, sample, self.progress)
         if maps is not None:
             plan = with_warmth(plan, self.sites, maps)
         self.progress("planned", self.STEPS, self.STEPS)
         return Planned(plan, maps)
+
+    def _made(
+        self,
+        reasons: Mapping[str, str],
+        sample: SampleInputs,
+        seen: Observation | None,
+        pace: Pace | None,
+    ) -> Plan:
+        """Choose, and return the plan.
+
+        Args:
+            pace: the model's time where a target limits it.
+        """
+        if self.settings.target:
+            free = [site for site in self.sites if site.name not in reasons]
+            asks = {name: one.ask for name, one in self.requests.items() if one.insists}
+            stores = {n: one.store for n, one in self.requests.items() if one.store is not None}
+            kept = [site for site in self.sites if self._only_bits(site, reasons)]
+            spending = replace(self.spending, pace=pace)
+            self.found = spending.search(free, asks, self._floors(), seen, stores, kept)
+        layers = tuple(
+            self._layer(site, reasons.get(site.name), seen or Observation()) for site in self.sites
+        )
+        self.progress("counting", 3, self.STEPS)
+        return self._total(layers, sample, seen)
 
     def probe(self) -> tuple[list[Unit], list[tuple[Site, str]]]:
         """Return the candidates of every layer that can be converted, and why others cannot."""
@@ -342,7 +372,7 @@ class _Planning:
             calibration=self.spending.calibration,
             tried=tuple(self.found.tried) if self.found else (),
             shrink=self._shrink(),
-            notes=tuple(self.notes),
+            notes=(*self.notes, *(self.found.notes if self.found else ())),
         )
         return with_counts(self.model, plan, seen, sample=sample)
 

@@ -226,7 +226,7 @@ def dense_unit(site: Site, stores: Sequence[Store | None]) -> Unit:
         errors.append(gap / total if total else 0.0)
     costs = np.zeros((len(stores), len(COSTS)))
     costs[:, 0], costs[:, -1] = numbers, sizes
-    dense = np.array([numbers, 0.0, 0.0, 0.0, numbers * each])
+    dense = np.array([numbers, *(0.0 for _ in COSTS[1:-1]), numbers * each])
     return Unit(
         *(layer, "", 1, (1, numbers), [], 1.0, dense, True),
         picked=np.array([[index, 0] for index in range(len(stores))], dtype=np.int64),

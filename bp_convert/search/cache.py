@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.search.curves import Curve
+from bp_convert.tuning.machine_table import cache_base
 from bp_convert.values.factors import FactorSpec
 
 LIMIT = 1 << 30  # bytes of curves that are kept; a large model has some megabytes of them
@@ -26,9 +27,7 @@ FORM = 16  # of what is kept and how it is computed: a change makes old files un
 
 def cache_folder() -> Path:
     """Return where curves are kept: ``BP_CONVERT_CACHE``, else the user's cache folder."""
-    own = os.environ.get("BP_CONVERT_CACHE")
-    base = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return (base if own else base / "bp-convert") / "curves"
+    return cache_base() / "curves"
 
 
 def key_of(tensors: Sequence[Tensor], *words: str) -> str:

@@ -161,7 +161,7 @@ def _unspent(choice: Choice, targets: Sequence[Target], budget: Budget) -> list[
         left = limit - budget.total(target, choice.sum(budget.column(target)))
         if left <= LEFT * limit:
             return []
-        words.append(f"{target} leaves {left:,.0f} over: nothing that fits in gains by it")
+        words.append(f"{target} leaves {target.said(left)} over: nothing that fits in gains by it")
     return words
 
 
@@ -285,10 +285,10 @@ def _refusal(
     beside = len(targets) > 1 and least > alone * (1 + 1e-9)
     refusal = PlanError(
         where=f"target {target}",
-        found=f"{target.limit(before):,.0f} of {before:,.0f} is out of reach"
+        found=f"{target.said(target.limit(before))} of {target.said(before)} is out of reach"
         + (" beside the other targets" if beside else ""),
-        allowed=f"from {lowest:,.0f} (a share of {lowest / before:.4g})"
-        + (f" to {before:,.0f}" if lowest <= before else ""),
+        allowed=f"from {target.said(lowest)} (a share of {lowest / before:.4g})"
+        + (f" to {target.said(before)}" if lowest <= before else ""),
         fix=("loosen one of the targets" if beside else "ask for a value in this range")
         + (WIDER if budget.narrowed else "")
         + (f"; for want of a kind these stay as they are: {budget.held}" if budget.held else "")

@@ -21,7 +21,27 @@ from bp_convert.values.settings import Store
 PARTS = 800  # bytes of a file, on the safe side, for the further tensor that a packed one takes
 FINE = 48  # numbers of terms up to which every one is an option
 STEP = 1.03  # ratio of neighbouring numbers of terms above
-COSTS = ("params", "macs", "time", "time32", "bytes")
+COSTS = ("params", "macs", "time", "time32", "latency", "bytes")
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A layer's time in the model where a target limits the model's.
+
+    Attributes:
+        dense: measured, in microseconds, of a pass at the batch that the target speaks of.
+        shapes: inputs of its calls at that batch.
+        factor: by which its predictions are corrected.
+    """
+
+    dense: float
+    shapes: Sequence[Shape]
+    factor: float = 1.0
+
+    def predicted(self, site: Site, widths: Widths, factors: Factors) -> float:
+        """Return its time on factors."""
+        found = predict(site.kind, site.module, widths, factors, self.shapes)
+        return self.dense * self.factor / (1.0 if found is None else found.ratio)
 
 
 @dataclass(frozen=True)
@@ -34,6 +54,7 @@ class FreeLayer:
         shapes: inputs of its calls, for one example and for 32; empty where not known.
         dense_macs: multiply-adds of one example as it is.
         floor: share of its parameters below which it may not go.
+        timed: its time where a target limits that.
     """
 
     site: Site
@@ -41,6 +62,7 @@ class FreeLayer:
     shapes: tuple[Sequence[Shape], Sequence[Shape]]
     dense_macs: int
     floor: float = 0.0
+    timed: Timed | None = None
 
     def any_factors(self) -> Factors:
         """Return some factors that fit, for what hangs on none in particular."""
@@ -74,11 +96,18 @@ class FreeLayer:
         return self.site.kind.macs(self.site.module, self.widths, factors, self.shapes[0])
 
     def times(self, factors: Factors) -> list[tuple[float, float]]:
-        """Return the predicted times of its calls, dense and on factors, for one example and for
-        32; zeros where there is nothing to go by."""
+        """Return the times of its calls, dense and on factors: predicted for one example and for
+        32, zeros where there is nothing to go by; and what a target of latency counts."""
         kind, module = self.site.kind, self.site.module
         found = (predict(kind, module, self.widths, factors, shapes) for shapes in self.shapes)
-        return [(0.0, 0.0) if one is None else (one.dense, one.converted) for one in found]
+        told = [(0.0, 0.0) if one is None else (one.dense, one.converted) for one in found]
+        return [*told, self.latency(factors)]
+
+    def latency(self, factors: Factors) -> tuple[float, float]:
+        """Return what a target of latency counts, dense and on factors; zeros where none does."""
+        if self.timed is None:
+            return 0.0, 0.0
+        return self.timed.dense, self.timed.predicted(self.site, self.widths, factors)
 
     def role_times(self, role: str, spec: FactorSpec, numbers: int) -> list[float]:
         """Return a role's share of the converted times where costs do not add up: as if the other

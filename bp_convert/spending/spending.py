@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -23,7 +23,7 @@ from bp_convert.search.bit_axis import AS_IS, FREE, dense_unit
 from bp_convert.search.candidates import Candidates, settled
 from bp_convert.search.selection import Allocation, Budget, choose
 from bp_convert.search.sharing import exchanged
-from bp_convert.search.units import FreeLayer, Unit
+from bp_convert.search.units import FreeLayer, Timed, Unit
 from bp_convert.spending.budget import budget_for
 from bp_convert.spending.rehearsal import Rehearsal
 from bp_convert.spending.trying import Trying, estimated
@@ -38,17 +38,53 @@ PACKED = 1500  # bytes of a file, on the safe side, that say how its packed tens
 
 
 @dataclass(frozen=True)
+class Pace:
+    """A model's time, as a target of latency counts it, in microseconds.
+
+    Attributes:
+        whole: of a pass of the source, measured.
+        layers: of each layer in it, by name.
+        batch: examples in the pass.
+        factors: by which predictions are corrected, by layer and by kind.
+        more: what converting adds to what is not converted.
+    """
+
+    whole: float
+    layers: Mapping[str, float]
+    batch: int = 1
+    factors: Mapping[str, float] = field(default_factory=dict)
+    more: float = 0.0
+
+    def of(self, site: Site, calls: Sequence[tuple[int, ...]]) -> Timed:
+        """Return a layer's time.
+
+        Args:
+            calls: the shapes of its inputs for one example.
+        """
+        shapes = [site.kind.batched(site.module, shape, self.batch) for shape in calls]
+        factor = self.factors.get(site.name, self.factors.get(site.kind.name, 1.0))
+        return Timed(self.layers.get(site.name, 0.0), shapes, factor)
+
+    def rest(self, layers: Sequence[FreeLayer]) -> float:
+        """Return the time of all but some layers."""
+        own = sum(one.timed.dense for one in layers if one.timed is not None)
+        return self.whole - own + self.more
+
+
+@dataclass(frozen=True)
 class Spending:
     """Spends the targets of ``settings`` on a model.
 
     Args:
         examples: calibration data; None goes by the weights alone.
+        pace: the model's time where a target limits it.
     """
 
     model: nn.Module
     settings: Settings
     examples: Examples | None
     progress: Progress
+    pace: Pace | None = None
 
     def search(
         self,
@@ -96,6 +132,10 @@ class Spending:
         held = largest(others_of(self.model, walk(self.model)), int(budget.before["params"]))
         narrowed = bool(asked.include or asked.exclude or rules)
         budget = replace(budget, held=held, narrowed=narrowed)
+        if self.pace is not None:
+            before = {**budget.before, "latency": self.pace.whole}
+            fixed = {**budget.fixed, "latency": self.pace.rest(layers)}
+            budget = replace(budget, before=before, fixed=fixed)
         plain = budget, units
         if ways:
             budget, dense = self._with_bits(budget, kept, ways)
@@ -291,6 +331,7 @@ class Spending:
                     shapes=(calls, many),
                     dense_macs=seen.macs_of(site.names) if seen else 0,
                     floor=floors[site.name],
+                    timed=None if self.pace is None else self.pace.of(site, calls),
                 )
             )
         return found

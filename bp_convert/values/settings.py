@@ -72,6 +72,20 @@ class LayerRule(Value):
         return not self.keep and (self.pairs is not None or self.rank is not None)
 
 
+class LatencyAt(Value):
+    """What a target of latency is timed at.
+
+    Attributes:
+        batch: examples in a pass.
+        threads: of torch; None takes those that it has.
+        device: where the model runs, such as ``cpu`` or ``cuda``.
+    """
+
+    batch: Annotated[int, Field(ge=1)] = 1
+    threads: Annotated[int, Field(ge=1)] | None = None
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
+
+
 class Settings(Value):
     """The whole request.
 
@@ -102,6 +116,7 @@ class Settings(Value):
         prefer: what a target gives for time: ``quality`` no error at all, ``balanced`` up to 1.1
             times the squared error to stay as fast as before and 1.02 times to be faster, ``speed``
             up to 1.5 times the error to be as fast as can be. By estimates.
+        latency_at: what a target of ``latency`` is timed at: batch, threads, device.
         init: ``warm`` starts from the trained weights; ``random`` from noise; ``mixed`` draws the
             factors, at the size of their weights, and keeps trained biases, norms and other
             layers; ``auto`` takes ``mixed`` for single terms of a widened model, else ``warm``.
@@ -134,6 +149,7 @@ class Settings(Value):
     shrink: Shrink = "auto"
     groups: bool = True
     prefer: Prefer = "balanced"
+    latency_at: LatencyAt = LatencyAt()
     init: Init = "auto"
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -166,6 +182,11 @@ class Settings(Value):
         """Whether a target chooses how each layer is stored."""
         return self.store is None and any(one.quantity == "size" for one in self.target)
 
+    @property
+    def limits_latency(self) -> bool:
+        """Whether a target limits the time of a pass."""
+        return any(one.quantity == "latency" for one in self.target)
+
     @model_validator(mode="after")
     def _alpha_widens(self) -> Settings:
         if self.alpha < 1:
@@ -196,6 +217,7 @@ class SettingsKeywords(TypedDict, total=False):
     shrink: Literal["auto"] | float
     groups: bool
     prefer: Prefer
+    latency_at: LatencyAt | Mapping[str, Any]
     init: Init
     include: str | Sequence[str]
     exclude: str | Sequence[str]

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from bp_convert.errors import PlanError
 from bp_convert.values.base import Worded
 
-Quantity = Literal["params", "macs", "size", "error"]
+Quantity = Literal["params", "macs", "size", "error", "latency"]
 _UNITS = {
     "": 1,
     "k": 1e3,
@@ -26,17 +26,20 @@ _UNITS = {
     "gib": 2**30,
     "%": 0.01,
 }
-_FORM = re.compile(r"(params|macs|size|error)=([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z%]*)", re.I)
+_TIMES = {"us": 1.0, "ms": 1e3, "s": 1e6}  # in microseconds
+_NUMBER = r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)"
+_FORM = re.compile(rf"(params|macs|size|error|latency)={_NUMBER}\s*([a-z%]*)", re.I)
 
 
 class Target(Worded):
     """One limit that the converted model has to keep.
 
     Attributes:
-        quantity: ``params``, ``macs`` (of one example), ``size`` (bytes of the saved file) or
-            ``error`` (estimated relative error of the output).
-        value: a share of the source's where it is at most 1, a count or bytes above; for
-            ``error`` the error itself.
+        quantity: ``params``, ``macs`` (of one example), ``size`` (bytes of the saved file),
+            ``latency`` (time of a pass, at the batch that the settings state) or ``error``
+            (estimated relative error of the output).
+        value: a share of the source's where it is at most 1, a count, bytes or microseconds above;
+            for ``error`` the error itself.
     """
 
     quantity: Quantity
@@ -60,34 +63,54 @@ class Target(Worded):
     @property
     def hint(self) -> str:
         """What was perhaps meant, where the limit is a count that hardly any model has."""
-        if self.quantity == "error" or not 1 < self.value <= 100:
+        if self.quantity in ("error", "latency") or not 1 < self.value <= 100:
             return ""
         return f"; did you mean {self.quantity}={self.value / 100:g}?"
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """Read ``params=0.25``, ``params=1.5M``, ``macs=0.5``, ``size=20MB`` or ``error=0.05``.
+        """Read ``params=0.25``, ``params=1.5M``, ``macs=0.5``, ``size=20MB``, ``latency=8ms`` or
+        ``error=0.05``.
 
         Raises:
             PlanError: any other text.
         """
         found = _FORM.fullmatch(text.strip())
         unit = found[3].lower() if found else ""
-        bytes_only = unit.endswith("b")
-        if found and unit in _UNITS and (not bytes_only or found[1].lower() == "size"):
-            value = float(found[2]) * _UNITS[unit]
-            if value > 0 and not (found[1].lower() == "error" and value >= 1):
-                return cls.model_validate({"quantity": found[1].lower(), "value": value})
+        value = _value(found[1].lower(), float(found[2]), unit) if found else None
+        if found and value is not None:
+            return cls.model_validate({"quantity": found[1].lower(), "value": value})
         raise PlanError(
             where=f"target {text!r}",
             found="no limit that bp-convert knows",
-            allowed="params=0.25, params=1.5M, macs=0.5, size=20MB or error=0.05: a share of the "
-            "source's up to 1, a count or bytes above it; an error between 0 and 1",
+            allowed="params=0.25, params=1.5M, macs=0.5, size=20MB, latency=0.5, latency=8ms or "
+            "error=0.05: a share of the source's up to 1, a count, bytes or a time above it; an "
+            "error between 0 and 1",
             fix=_nearest(text) or "write QUANTITY=VALUE, such as params=0.25",
         )
 
+    def said(self, amount: float) -> str:
+        """Write an amount of its quantity in words."""
+        if self.quantity != "latency":
+            return f"{amount:,.0f}"
+        return f"{amount / 1e3:.3g} ms"
+
     def __str__(self) -> str:
+        if self.quantity == "latency" and not self.is_share:
+            return f"latency={self.value / 1e3:.12g}ms"
         return f"{self.quantity}={self.value:.12g}"
+
+
+def _value(quantity: str, number: float, unit: str) -> float | None:
+    """Return a limit in its quantity's own unit; None where the unit is another's."""
+    if quantity == "latency":
+        value = number * (_TIMES.get(unit) or {"": 1.0, "%": 0.01}.get(unit, 0.0))
+        share = unit not in _TIMES  # a time of a microsecond or less would be one, too
+        return value if value > 0 and share == (value <= 1) else None
+    if unit not in _UNITS or (unit.endswith("b") and quantity != "size"):
+        return None
+    value = number * _UNITS[unit]
+    return value if value > 0 and not (quantity == "error" and value >= 1) else None
 
 
 def _nearest(text: str) -> str:
@@ -95,10 +118,8 @@ def _nearest(text: str) -> str:
     name, equals, limit = text.strip().rpartition("=")
     near = get_close_matches(name.lower(), get_args(Quantity), n=1) if equals else ["params"]
     found = _FORM.fullmatch(f"{near[0]}={limit}") if near else None
-    if found is None or found[3].lower() not in _UNITS:
-        return ""
-    value = float(found[2]) * _UNITS[found[3].lower()]
-    if not value or near[0] == name.lower():
+    value = _value(near[0], float(found[2]), found[3].lower()) if found else None
+    if found is None or not value or near[0] == name.lower():
         return ""
     if not equals:
         limit = f"{value / 100 if 1 < value <= 100 else value:g}"

@@ -1,0 +1,137 @@
+"""The prices of a machine measured: layers over a grid of shapes, dense and on factors, in turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import quantiles
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bp_convert.graph.running import same_draws
+from bp_convert.kinds import kind_of
+from bp_convert.prices import shipped
+from bp_convert.tuning.clock import own_time, threads
+from bp_convert.tuning.layer_grid import GridCase, factorings, grid
+from bp_convert.tuning.machine_table import MachineTable, Place, write_table
+from bp_convert.tuning.price_fit import Sample, fit, off, scaled
+from bp_convert.values.progress import Progress, told
+
+SECONDS = 90.0  # after which no further layer is timed
+REPEATS = 9
+EACH = 0.25  # seconds for one layer and its factorings, after which three turns are enough
+FEW = 3
+ENOUGH = (
+    12  # samples of a family of kinds, below which its prices are the shipped ones at this scale
+)
+
+Clock = Callable[[Sequence[Callable[[], Any]], torch.device], list[float]]
+
+
+def tune(
+    *,
+    device: str = "cpu",
+    threads: int | None = None,
+    dtype: str = "float32",
+    progress: Progress | bool | None = None,
+) -> MachineTable:
+    """Measure how fast layers run here, dense and bilinear, and keep it for later plans.
+
+    Takes a minute and a half. What is measured is kept in the cache folder by device, threads,
+    dtype and torch's version; every later plan for them on this machine goes by it.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+        threads: of torch; None takes those that it has.
+        dtype: floating type of the weights.
+        progress: called with words, steps done and their number; True draws a bar.
+
+    Returns:
+        The prices, and how far off they are.
+    """
+    place = Place(device, threads or torch.get_num_threads(), dtype)
+    with told(progress) as tell:
+        table = measured(place, tell)
+    write_table(table)
+    return table
+
+
+def measured(
+    place: Place,
+    progress: Progress,
+    *,
+    cases: Sequence[GridCase] | None = None,
+    seconds: float = SECONDS,
+    clock: Clock | None = None,
+) -> MachineTable:
+    """Return the prices of a place.
+
+    Args:
+        cases: layers to time; None takes the grid.
+        seconds: after which no further layer is timed.
+        clock: times calls in turn, in microseconds.
+    """
+    cases = grid() if cases is None else cases
+    start = time.perf_counter()
+    samples: list[Sample] = []
+    with threads(place.threads), torch.no_grad(), same_draws():
+        for done, case in enumerate(cases):
+            spent = time.perf_counter() - start
+            if spent > seconds:
+                break
+            progress("timing layers", done, len(cases))
+            samples += timed(case, place, clock or lows)
+    progress("timing layers", len(cases), len(cases))
+    counts: dict[str, int] = {}
+    for one in samples:
+        counts[one.family] = counts.get(one.family, 0) + 1
+    enough = [one for one in samples if counts[one.family] >= ENOUGH]
+    found = scaled(shipped(), samples) | fit(enough)
+    took = time.perf_counter() - start
+    return MachineTable(place, found, off(found, samples), took)
+
+
+def timed(case: GridCase, place: Place, clock: Clock) -> list[Sample]:
+    """Time one layer, dense and on several factorings, all in turn."""
+    device, dtype = torch.device(place.device), getattr(torch, place.dtype)
+    module = case.make().to(device, dtype).eval()
+    kind = kind_of(module)
+    if kind is None:
+        return []
+    widths = kind.widths(module)
+    tries = factorings(kind, module, widths)
+    twins: list[nn.Module] = [
+        kind.build(module, widths, factors, device).eval() for factors in tries
+    ]
+    x = _input(case, device, dtype, looked=kind.lookup)
+    dense, *others = clock([partial(one, x) for one in (module, *twins)], device)
+    found = []
+    for factors, taken in zip(tries, others, strict=True):
+        counts = kind.operations(module, widths, factors, case.shape)
+        if counts is not None:
+            words = f"{module} {case.shape} {', '.join(map(str, factors.values()))}"
+            found.append(Sample(kind.name, (dense, taken), counts, words))
+    return found
+
+
+def lows(passes: Sequence[Callable[[], Any]], device: torch.device) -> list[float]:
+    """Return the lower quartile of each call's microseconds; the calls take turns."""
+    for one in passes:
+        one()
+    times: list[list[float]] = [[] for _ in passes]
+    start = time.perf_counter()
+    while len(times[0]) < REPEATS and (len(times[0]) < FEW or time.perf_counter() - start < EACH):
+        for one, taken in zip(passes, times, strict=True):
+            before = own_time(device)
+            one()
+            taken.append(1e6 * (own_time(device) - before))
+    return [max(1e-3, quantiles(taken, n=4)[0]) for taken in times]
+
+
+def _input(case: GridCase, device: torch.device, dtype: torch.dtype, *, looked: bool) -> Tensor:
+    if looked:
+        return torch.zeros(case.shape, dtype=torch.long, device=device)
+    return torch.randn(case.shape, device=device, dtype=dtype)
