@@ -26,7 +26,8 @@ EPILOG = (
     "sweep MODEL (several targets in one table), bp-convert finetune MODEL (train a model or a "
     "result), bp-convert recipe run FILE (batches of conversions), bp-convert inspect MODEL (what "
     "is in a file), bp-convert dense FILE -o OUT (back to plain torch layers), bp-convert export "
-    "FILE --to onnx -o OUT (for another runtime), bp-convert demo, bp-convert schema (of --json). "
+    "FILE --to onnx -o OUT (for another runtime), bp-convert tune (measure how fast layers run "
+    "here), bp-convert demo, bp-convert schema (of --json). "
     "Exit codes: 0 done, 1 input or conversion error, 2 usage, 3 nothing converted, "
     "4 verification failed."
 )
@@ -134,8 +135,9 @@ Targets = Annotated[
         GOAL,
         "--target WHAT=LIMIT",
         "Choose pairs and terms layer by layer for the least error within a limit: params=0.25, "
-        "params=1.5M, macs=0.5, size=20MB, error=0.05. Repeat for several.",
-        autocompletion=words("params=", "macs=", "size=", "error="),
+        "params=1.5M, macs=0.5, size=20MB, latency=0.5, latency=8ms, error=0.05. Repeat for "
+        "several.",
+        autocompletion=words("params=", "macs=", "size=", "latency=", "error="),
     ),
 ]
 Calibrate = Annotated[
@@ -208,6 +210,16 @@ Preferred = Annotated[
         "--prefer speed|balanced|quality",
         "What a target gives for time: up to 1.5 times the estimated error (speed), little "
         "(balanced), or none (quality). Default: balanced.",
+    ),
+]
+LatencyAt = Annotated[
+    list[str] | None,
+    option(
+        GOAL,
+        "--latency-at KEY=VALUE",
+        "What a target of latency is timed at: batch=8, threads=1, device=cuda. Repeat. Default: "
+        "batch=1, torch's threads, the CPU.",
+        autocompletion=words("batch=", "threads=", "device="),
     ),
 ]
 Reconstructs = Annotated[

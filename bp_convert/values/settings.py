@@ -198,6 +198,8 @@ class Settings(Value):
         quantities = [target.quantity for target in self.target]
         if len(set(quantities)) < len(quantities):
             raise ValueError("two targets for one quantity")
+        if self.latency_at != LatencyAt() and "latency" not in quantities:
+            raise ValueError("latency_at is for a target of latency, and there is none")
         if self.target and self.init in ("mixed", "random"):
             raise ValueError("a target chooses by the trained weights: init must be warm")
         return self

@@ -26,6 +26,12 @@ READ = [
     ("size=0.5", "size", 0.5),
     (" error=0.05 ", "error", 0.05),
     ("error=5%", "error", 0.05),
+    ("latency=0.5", "latency", 0.5),
+    ("latency=50%", "latency", 0.5),
+    ("latency=8ms", "latency", 8e3),
+    ("latency=0.5 ms", "latency", 500),
+    ("latency=300us", "latency", 300),
+    ("latency=2s", "latency", 2e6),
 ]
 
 
@@ -55,7 +61,11 @@ def test_words_are_read(text: str, quantity: str, value: float) -> None:
         "error=2",
         "error=100%",
         "error=5k",
-        "latency=0.5",
+        "latency=8",
+        "latency=0.001us",
+        "latency=5k",
+        "latency=5MB",
+        "params=8ms",
         "params=0.5x",
         "params=0.5,macs=0.5",
         "params:0.5",
