@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from bp_convert._version import __version__
-from bp_convert.cli import deploy, recipes, survey, train, tuning
+from bp_convert.cli import deploy, measuring, recipes, survey, train
 from bp_convert.cli import flags as o
 from bp_convert.cli.group import DefaultCommand, DefaultGroup
 from bp_convert.cli.session import (
@@ -109,7 +109,7 @@ def convert(
         "target": target, "method": method, "sides": sides, "allocation": allocation,
         "shrink": shrink, "groups": groups, "prefer": prefer, "store": store, "alpha": alpha,
         "rank": rank,
-        "latency_at": tuning.latency_at(ctx, latency_at),
+        "latency_at": measuring.latency_at(ctx, latency_at),
         "pairs": pairs, "init": init, "include": include, "exclude": exclude,
         "convert_head": convert_head, "convert_anyway": convert_anyway,
         "keep_parametrized": keep_parametrized,
@@ -228,7 +228,7 @@ app.command()(train.finetune)
 app.command()(deploy.export)
 app.command()(survey.probe)
 app.command()(survey.sweep)
-app.command()(tuning.tune)
+app.command()(measuring.tune)
 app.add_typer(recipes.app, name="recipe")
 
 

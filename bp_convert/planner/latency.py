@@ -29,8 +29,8 @@ from bp_convert.surgery import apply_plan, fingerprint
 from bp_convert.tuning import layer_clock, tuner
 from bp_convert.tuning.layer_clock import WHOLE, Subject
 from bp_convert.tuning.machine_table import (
+    Host,
     MachineTable,
-    Place,
     key_of_times,
     read_table,
     read_times,
@@ -48,13 +48,13 @@ OFF = 0.15  # of the measured time, which a prediction may be off by
 BOUNDS = 0.05, 20.0  # of a correction
 
 
-def place_of(model: nn.Module, settings: Settings) -> Place:
+def place_of(model: nn.Module, settings: Settings) -> Host:
     """Return where a model's layers run, as far as their prices go."""
     at = settings.latency_at
     first = next((one for one in model.parameters() if one.is_floating_point()), None)
     dtype = "float32" if first is None else str(first.dtype).removeprefix("torch.")
     device = at.device if settings.limits_latency else device_of(model).type
-    return Place(device, at.threads or torch.get_num_threads(), dtype)
+    return Host(device, at.threads or torch.get_num_threads(), dtype)
 
 
 def table_for(model: nn.Module, settings: Settings, progress: Progress) -> MachineTable | None:

@@ -15,7 +15,7 @@ from torch import nn
 
 from bp_convert.graph.running import Args, Kwargs, evaluating, quiet_forward, same_draws
 from bp_convert.tuning.clock import own_time, threads
-from bp_convert.tuning.machine_table import Place
+from bp_convert.tuning.machine_table import Host
 
 WHOLE = ""  # the name that a model's own time goes by
 REPEATS = 15
@@ -43,13 +43,13 @@ class Stopwatch(Protocol):
         self,
         subjects: list[Subject],
         inputs: Callable[[nn.Module], tuple[Args, Kwargs]],
-        place: Place,
+        place: Host,
     ) -> list[dict[str, float]]:
         """Return each one's microseconds by name of layer, and its own by the name ``WHOLE``."""
 
 
 def time_models(
-    subjects: list[Subject], inputs: Callable[[nn.Module], tuple[Args, Kwargs]], place: Place
+    subjects: list[Subject], inputs: Callable[[nn.Module], tuple[Args, Kwargs]], place: Host
 ) -> list[dict[str, float]]:
     """Time models that take turns, each whole and, in passes of their own, layer by layer.
 
@@ -62,7 +62,7 @@ def time_models(
         for one in subjects:
             model = evaluating(one.make().to(device))
             args, kwargs = inputs(model)
-            runs.append(_Run(partial(model, *args, **kwargs), model, one.layers, device))
+            runs.append(_Passes(partial(model, *args, **kwargs), model, one.layers, device))
         start = time.perf_counter()
         for run in runs:
             run.call()
@@ -75,7 +75,7 @@ def time_models(
 
 
 @dataclass
-class _Run:
+class _Passes:
     """One model's passes."""
 
     call: Callable[[], Any]

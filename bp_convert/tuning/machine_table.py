@@ -30,7 +30,7 @@ def cache_base() -> Path:
 
 
 @dataclass(frozen=True)
-class Place:
+class Host:
     """Where layers run: what their times hang on besides themselves.
 
     Attributes:
@@ -68,7 +68,7 @@ class MachineTable:
         seconds: that it took to measure.
     """
 
-    place: Place
+    place: Host
     prices: Mapping[str, Counts]
     off: float = 0.0
     seconds: float = 0.0
@@ -79,7 +79,7 @@ class MachineTable:
         return f"tuned on {self.place.words}"
 
 
-def read_table(place: Place) -> MachineTable | None:
+def read_table(place: Host) -> MachineTable | None:
     """Return what was measured at a place; None where nothing was."""
     held = _read(_folder(place) / PRICES)
     try:
@@ -108,7 +108,7 @@ def key_of_times(*words: str) -> str:
     return hashlib.blake2b("|".join(words).encode(), digest_size=16).hexdigest()
 
 
-def read_times(place: Place, key: str) -> dict[str, float] | None:
+def read_times(place: Host, key: str) -> dict[str, float] | None:
     """Return the times kept under a key, in microseconds by name; None where there are none."""
     held = _read(_folder(place) / f"{key}.json")
     try:
@@ -117,12 +117,12 @@ def read_times(place: Place, key: str) -> dict[str, float] | None:
         return None
 
 
-def write_times(place: Place, key: str, times: Mapping[str, float]) -> None:
+def write_times(place: Host, key: str, times: Mapping[str, float]) -> None:
     """Keep times under a key; a folder that cannot be written to is no error."""
     _write(_folder(place) / f"{key}.json", dict(times))
 
 
-def _folder(place: Place) -> Path:
+def _folder(place: Host) -> Path:
     text = "|".join((str(FORM), place.device, place.words))
     return cache_base() / "tuned" / key_of_times(text)
 

@@ -16,7 +16,7 @@ from bp_convert.kinds import kind_of
 from bp_convert.prices import shipped
 from bp_convert.tuning.clock import own_time, threads
 from bp_convert.tuning.layer_grid import GridCase, factorings, grid
-from bp_convert.tuning.machine_table import MachineTable, Place, write_table
+from bp_convert.tuning.machine_table import Host, MachineTable, write_table
 from bp_convert.tuning.price_fit import Sample, fit, off, scaled
 from bp_convert.values.progress import Progress, told
 
@@ -52,7 +52,7 @@ def tune(
     Returns:
         The prices, and how far off they are.
     """
-    place = Place(device, threads or torch.get_num_threads(), dtype)
+    place = Host(device, threads or torch.get_num_threads(), dtype)
     with told(progress) as tell:
         table = measured(place, tell)
     write_table(table)
@@ -60,7 +60,7 @@ def tune(
 
 
 def measured(
-    place: Place,
+    place: Host,
     progress: Progress,
     *,
     cases: Sequence[GridCase] | None = None,
@@ -94,7 +94,7 @@ def measured(
     return MachineTable(place, found, off(found, samples), took)
 
 
-def timed(case: GridCase, place: Place, clock: Clock) -> list[Sample]:
+def timed(case: GridCase, place: Host, clock: Clock) -> list[Sample]:
     """Time one layer, dense and on several factorings, all in turn."""
     device, dtype = torch.device(place.device), getattr(torch, place.dtype)
     module = case.make().to(device, dtype).eval()

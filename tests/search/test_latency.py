@@ -10,7 +10,7 @@ import bp_convert
 from bp_convert.errors import PlanError
 from bp_convert.planner import latency
 from bp_convert.tuning.layer_clock import WHOLE, Subject
-from bp_convert.tuning.machine_table import MachineTable, Place, write_table
+from bp_convert.tuning.machine_table import Host, MachineTable, write_table
 from bp_convert.values.plan import Plan
 from tests.search.models import Words, mlp
 
@@ -26,9 +26,7 @@ class _Watch:
         self.drift = drift  # of the machine since the source was timed
         self.calls = 0
 
-    def __call__(
-        self, subjects: list[Subject], inputs: Any, place: Place
-    ) -> list[dict[str, float]]:
+    def __call__(self, subjects: list[Subject], inputs: Any, place: Host) -> list[dict[str, float]]:
         self.calls += 1
         found = []
         for subject in subjects:
@@ -50,7 +48,7 @@ class _Watch:
 @pytest.fixture(autouse=True)
 def _tuned(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("BP_CONVERT_CACHE", str(tmp_path))
-    write_table(MachineTable(Place("cpu", 1, "float32"), PRICES))
+    write_table(MachineTable(Host("cpu", 1, "float32"), PRICES))
 
 
 def _plan(watch: _Watch, monkeypatch: pytest.MonkeyPatch, target: Any, **asked: Any) -> Plan:
@@ -64,7 +62,7 @@ def _time(plan: Plan, slower: float = 1.0) -> float:
     torch.manual_seed(0)
     small = bp_convert.apply(mlp(60, 72, 48), plan)
     names = tuple(one.name for one in plan.layers)
-    return _Watch(slower)([Subject(lambda: small, names)], lambda _: None, Place())[0][WHOLE]
+    return _Watch(slower)([Subject(lambda: small, names)], lambda _: None, Host())[0][WHOLE]
 
 
 WAS = 1e-2 * (60 * 72 + 72 * 48) + REST
@@ -138,11 +136,11 @@ def test_batch_and_threads_are_what_was_asked(monkeypatch: pytest.MonkeyPatch) -
     seen = []
 
     class Watch(_Watch):
-        def __call__(self, subjects: Any, inputs: Any, place: Place) -> Any:
+        def __call__(self, subjects: Any, inputs: Any, place: Host) -> Any:
             seen.append((place.threads, inputs(subjects[0].make())[0][0].shape[0]))
             return super().__call__(subjects, inputs, place)
 
-    write_table(MachineTable(Place("cpu", 2, "float32"), PRICES))
+    write_table(MachineTable(Host("cpu", 2, "float32"), PRICES))
     plan = _plan(Watch(), monkeypatch, "latency=0.7", latency_at={"batch": 8, "threads": 2})
     assert set(seen) == {(2, 8)}
     assert any("batch 8, " in one and "2 threads" in one for one in plan.notes)
@@ -153,7 +151,7 @@ def test_a_machine_is_measured_for_the_first_target_and_not_for_others(
 ) -> None:
     calls = []
 
-    def measured(place: Place, progress: Any) -> MachineTable:
+    def measured(place: Host, progress: Any) -> MachineTable:
         calls.append(place)
         return MachineTable(place, PRICES)
 

@@ -12,10 +12,10 @@ from bp_convert.kinds import Ask, kind_of, predict
 from bp_convert.prices import current, priced, shipped
 from bp_convert.tuning import layer_grid, price_fit, tuner
 from bp_convert.tuning.layer_grid import GridCase
-from bp_convert.tuning.machine_table import Place, read_table, read_times, write_table, write_times
+from bp_convert.tuning.machine_table import Host, read_table, read_times, write_table, write_times
 from bp_convert.values.progress import unheard
 
-PLACE = Place("cpu", 1, "float32")
+PLACE = Host("cpu", 1, "float32")
 CASES = [
     GridCase(partial(nn.Linear, inputs, outputs), (rows, inputs))
     for inputs, outputs in ((24, 36), (48, 16), (64, 64))
@@ -102,12 +102,12 @@ def test_what_was_measured_is_known_again_and_by_its_place_alone() -> None:
     again = read_table(PLACE)
     assert again is not None
     assert again.prices == table.prices
-    for other in (Place("cpu", 2, "float32"), Place("cpu", 1, "bfloat16"), Place("cuda", 1)):
+    for other in (Host("cpu", 2, "float32"), Host("cpu", 1, "bfloat16"), Host("cuda", 1)):
         assert read_table(other) is None
 
 
 def test_new_prices_forget_the_times_of_models() -> None:
-    place = Place("cpu", 3, "float32")
+    place = Host("cpu", 3, "float32")
     write_times(place, "key", {"": 5.0})
     assert read_times(place, "key") == {"": 5.0}
     assert read_times(place, "other") is None
