@@ -184,8 +184,13 @@ def version_of(tensor: Tensor) -> int:
 
 def is_watched() -> bool:
     """Return whether something sees each operation that is called: a tracer, fake tensors, a
-    counter. What it sees has to be what the layer computes, from its parameters on."""
-    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None
+    counter, a transform of ``torch.func``. What it sees has to be what the layer computes, from
+    its parameters on."""
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
 
 
 def hash_of(flat: Tensor) -> int:

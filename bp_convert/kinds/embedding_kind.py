@@ -16,7 +16,7 @@ from bp_convert.kinds.shapes import Form, Shape, Sizes, shape_of
 from bp_convert.kinds.speed import Counts
 from bp_convert.kinds.spread import Spread
 from bp_convert.kron.pairs import covering_pair, divisor_pairs, nearest_pair
-from bp_convert.layers.embedding import BPEmbedding, unsupported
+from bp_convert.layers.embedding import BPEmbedding, in_groups, unsupported
 from bp_convert.seen.pick import Pick
 from bp_convert.values.factors import FactorSpec, Pair
 from bp_convert.values.settings import Pairs
@@ -121,9 +121,12 @@ class EmbeddingKind(Kind):
         rows, spec = prod(shape), factors["weight"]
         (e1, e2), rank = spec.out, spec.rank
         dense: Counts = {"calls": 1, "moved": rows * widths[1]}
+        read = e1 + e2  # of each term, for each index
+        if in_groups(spec, rows):
+            read = e2 if spec.inp[0] <= spec.inp[1] else e1
         twin: Counts = {
             "calls": 1,
-            "moved": rows * (rank * (e1 + e2) + 2 * widths[1]),
+            "moved": rows * (rank * read + 2 * widths[1]),
             "macs": rows * rank * widths[1] if rank > 1 else 0,
         }
         return dense, twin

@@ -30,7 +30,7 @@ def bilinear_macs(spec: FactorSpec) -> int:
 
 
 def bilinear(x: Tensor, w1: Tensor, w2: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Apply ``sum_r kron(w1[r], w2[r]^T)`` to the last axis of ``x`` (paper, eq. 4), and add a bias.
+    """Apply ``sum_r kron(w1[r], w2[r]^T)`` to the last axis of ``x`` (paper, eq. 4), then a bias.
 
     The R terms lie side by side, so that there are two products whatever R is, in the cheaper
     order. Only factors are ever laid out anew, and with one term not even they. Low rank, which is

@@ -16,7 +16,11 @@ from bp_convert.kron.fits import wrong_pair
 from bp_convert.kron.nearest import nearest_kronecker_sum
 from bp_convert.kron.policies import paper_factors
 from bp_convert.layers.common import BilinearLayer, init_factors_
+from bp_convert.torch_private import is_watched
 from bp_convert.values.factors import FactorSpec
+
+GROUPS = 64  # rows of a factor up to which one product for each is made
+LONG = 1024  # numbers of one of its rows from which on that pays
 
 
 class BPEmbedding(BilinearLayer):
@@ -100,7 +104,7 @@ class BPEmbedding(BilinearLayer):
         if self.way == "expanded" and (table := self.built_for(input)) is not None:
             return F.embedding(input, table)
         rows = input.reshape(-1)  # (N,)
-        y = sum_of_products(*self.look_up(rows))  # (N, E)
+        y = self._in_groups(rows) if self._groups(rows) else sum_of_products(*self.look_up(rows))
         if self.padding_idx is not None:
             pads = (rows == self.padding_idx)[:, None]  # (N, 1)
             y = torch.where(pads, self.padding_row.to(y.dtype), y)
@@ -128,9 +132,42 @@ class BPEmbedding(BilinearLayer):
             return left, self._gather(self.w2, low, apart=v2 > 1 or v1 == 1)
         except RuntimeError as error:  # the fast path's word for what nn.Embedding calls IndexError
             if bool(((rows < 0) | (rows >= self.num_embeddings)).any()):
-                text = f"index out of range: the table has {self.num_embeddings} rows"
-                raise IndexError(text) from error
+                raise self._outside() from error
             raise
+
+    def _groups(self, rows: Tensor) -> bool:
+        # How many indices there are of each decides what is called: not in what is recorded.
+        plain = type(rows) is Tensor and rows.is_cpu and not torch.compiler.is_compiling()
+        return plain and in_groups(self.factors, len(rows)) and not is_watched()
+
+    def _in_groups(self, rows: Tensor) -> Tensor:
+        """Return the rows (N, E) for indices (N,): one product for each row of the shorter factor.
+
+        Raises:
+            IndexError: an index outside the vocabulary.
+        """
+        low, high = rows.aminmax()
+        if low < 0 or high >= self.num_embeddings:
+            raise self._outside()
+        (e1, e2), (v1, v2), terms = self.factors.out, self.factors.inp, self.factors.rank
+        short, other = self.by_term() if v1 <= v2 else self.by_term()[::-1]
+        first = torch.div(rows, v2, rounding_mode="floor")
+        places = (first, rows - first * v2) if v1 <= v2 else (rows - first * v2, first)
+        order = places[0].argsort(stable=True)
+        counts = torch.bincount(places[0], minlength=short.shape[1]).tolist()
+        taken = other.index_select(1, places[1][order]).permute(1, 2, 0)  # (N, e, R)
+        made = [
+            part.reshape(-1, terms) @ short[:, at]  # (n*e, e of the shorter)
+            for at, part in enumerate(taken.split(counts))
+            if len(part)
+        ]
+        y = torch.cat(made).view(len(rows), other.shape[2], short.shape[2])
+        if v1 <= v2:
+            y = y.transpose(1, 2)  # (N, e1, e2)
+        return y.reshape(-1, e1 * e2).index_select(0, order.argsort())
+
+    def _outside(self) -> IndexError:
+        return IndexError(f"index out of range: the table has {self.num_embeddings} rows")
 
     def _within(self, rows: Tensor) -> Tensor:
         """Send what would meet a spare row out of the table."""
@@ -212,6 +249,14 @@ class BPEmbedding(BilinearLayer):
             f"{self.num_embeddings}, {self.embedding_dim}{pad}, "
             f"out={e1}x{e2}, in={v1}x{v2}, rank={self.factors.rank}"
         )
+
+
+def in_groups(spec: FactorSpec, count: int) -> bool:
+    """Return whether so many indices are looked up in groups that share a row of the shorter
+    factor, so that its rows, R*e numbers each, are not copied for every index."""
+    (e1, e2), (v1, v2) = spec.out, spec.inp
+    few, width = min((v1, e1), (v2, e2))
+    return 1 < few <= GROUPS and spec.rank * width >= LONG and count >= 2 * few
 
 
 def unsupported(layer: nn.Embedding | nn.EmbeddingBag) -> str | None:

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
 
 from bp_convert.errors import FactorError
-from bp_convert.layers.embedding import BPEmbedding
+from bp_convert.layers.embedding import BPEmbedding, in_groups
 from bp_convert.values.factors import FactorSpec
 from tests.ops import VIEWS, Ops
 from tests.oracles import table_sum
@@ -188,3 +189,41 @@ def test_pairs_must_cover_the_vocabulary() -> None:
         BPEmbedding(10, 6, factors=FactorSpec(out=(2, 3), inp=(3, 3)))
     with pytest.raises(FactorError, match="pair out"):
         BPEmbedding(10, 6, factors=FactorSpec(out=(2, 2), inp=(2, 5)))
+
+
+@pytest.mark.parametrize("inp", [(3, 40), (40, 3)])
+@pytest.mark.parametrize("out", [(128, 2), (2, 128), (16, 16)])
+def test_groups_of_indices_give_what_single_ones_do(
+    inp: tuple[int, int], out: tuple[int, int]
+) -> None:
+    spec = FactorSpec(out=out, inp=inp, rank=64)
+    layer = BPEmbedding(118, 256, padding_idx=5, factors=spec, dtype=torch.float64)
+    rows = torch.randint(0, 118, (2, 30))
+    rows[0, :3] = torch.tensor([5, 117, 0])
+    with Ops() as seen:  # who counts sees one product, whatever the indices are
+        wanted = layer(rows)
+    assert {name for name, _ in seen.seen} >= {"bmm"}
+    assert_near(layer(rows), wanted)
+    assert_near(wanted, layer.weight[rows])
+    found = []
+    for watched in (True, False):
+        layer.zero_grad()
+        with Ops() if watched else nullcontext():
+            y = layer(rows)
+        (y * y.detach().cos()).sum().backward()
+        found.append((layer.w1.grad, layer.w2.grad))
+    assert_near(found[1][0], found[0][0])
+    assert_near(found[1][1], found[0][1])
+    assert_near(torch.func.vmap(layer)(rows), wanted)
+    for wrong in (118, -1):
+        rows[1, 7] = wrong
+        with pytest.raises(IndexError, match="the table has 118 rows"):
+            layer(rows)
+
+
+def test_of_few_indices_or_short_rows_no_groups_are_made() -> None:
+    many = FactorSpec(out=(128, 2), inp=(3, 40), rank=64)
+    assert in_groups(many, 6)
+    assert not in_groups(many, 5)
+    assert not in_groups(many.model_copy(update={"rank": 7}), 6)
+    assert not in_groups(FactorSpec(out=(128, 2), inp=(1, 120), rank=64), 6)
