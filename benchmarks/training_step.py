@@ -2,10 +2,10 @@
 
     python benchmarks/training_step.py [--only VGG] [--batch 8] [--threads N]
 
-Forward, loss and backward in train mode, in turn in one process. Ratios of dense to converted: above
-1 is faster, and needs less. Memory is what the step allocates at its peak, besides the weights, with
-the gradients; optimisers hold a multiple of the parameters more. Weights are random: neither time nor
-memory asks for them.
+Forward, loss and backward in train mode, in turn in one process. Ratios of dense to converted:
+above 1 is faster, and needs less. Memory is what the step allocates at its peak, besides the
+weights, with the gradients; optimisers hold a multiple of the parameters more. Weights are random:
+neither time nor memory asks for them.
 """
 
 from __future__ import annotations

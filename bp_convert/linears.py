@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.errors import CheckpointError
+from bp_convert.fields.carry import blank
 from bp_convert.graph.clone import clone
 from bp_convert.hub.marked import METHOD, PLAN_ATTRIBUTE
 from bp_convert.hub.tied_names import tell_ties
@@ -18,7 +19,6 @@ from bp_convert.kinds import is_twin
 from bp_convert.kron import contract
 from bp_convert.kron.nearest import reconstruct
 from bp_convert.layers import BPConv1D, BPLinear
-from bp_convert.layers.carry import blank
 from bp_convert.layers.common import over_nested
 from bp_convert.values.factors import FactorSpec
 

@@ -24,6 +24,7 @@ FLOORS = (
     "kron",
     "bits",
     "recurrence",
+    "fields",
     "ways",
     "layers",
     "experts",

@@ -12,9 +12,9 @@ from typing_extensions import Self
 
 from bp_convert.attention.attention_core import Masks, attend
 from bp_convert.errors import FactorError
+from bp_convert.fields.carry import blank
 from bp_convert.kron.fits import checked
 from bp_convert.kron.policies import paper_factors
-from bp_convert.layers.carry import blank
 from bp_convert.layers.common import init_factors_
 from bp_convert.layers.linear import BPLinear
 from bp_convert.torch_private import without_fused_path

@@ -12,8 +12,8 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from bp_convert.fields.carry import fields_of
 from bp_convert.kinds import is_twin, kind_of
-from bp_convert.layers.carry import fields_of
 from bp_convert.torch_private import HOOKS_THAT_RUN, buffers_of, unsaved_buffers_of
 
 COMPUTING = (WeightNorm, SpectralNorm, BasePruningMethod)  # hooks that set a weight

@@ -18,12 +18,12 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
 from torch.overrides import TorchFunctionMode
 
+from bp_convert.fields.carry import blank, fields_of
 from bp_convert.graph.beside import COMPUTING
 from bp_convert.graph.clone import clone
 from bp_convert.graph.probing import differs, draw, near
 from bp_convert.graph.running import draws_kept, evaluating
 from bp_convert.kinds import Kind
-from bp_convert.layers.carry import blank, fields_of
 from bp_convert.torch_private import ConvBase, hooks_of
 
 WORDS = {

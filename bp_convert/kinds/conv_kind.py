@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bp_convert.errors import PlanError
+from bp_convert.fields.carry import fields_of
 from bp_convert.kinds.choices import Ask, Choices, Factors, Widths, with_rank
 from bp_convert.kinds.kind import Examples, Kind, has_bias
 from bp_convert.kinds.shapes import Dim, Form, Shape, Sizes, shape_of
@@ -30,7 +31,6 @@ from bp_convert.kron.conv_layout import (
 )
 from bp_convert.kron.pairs import divisor_pairs
 from bp_convert.kron.policies import scaled_pair
-from bp_convert.layers.carry import fields_of
 from bp_convert.layers.conv import BPConv1d, BPConv2d, BPConv3d
 from bp_convert.seen.pick import Pick, conv_rows
 from bp_convert.values.factors import FactorSpec

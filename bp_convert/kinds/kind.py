@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from bp_convert.fields.carry import adopt, fields_of
 from bp_convert.kinds.choices import (
     Ask,
     Choices,
@@ -28,7 +29,6 @@ from bp_convert.kinds.spread import Spread
 from bp_convert.kron.compute import to_compute
 from bp_convert.kron.contract import bilinear_macs
 from bp_convert.kron.pairs import divisor_pairs
-from bp_convert.layers.carry import adopt, fields_of
 from bp_convert.seen.pick import Pick, linear_rows
 from bp_convert.values.settings import Pairs
 from bp_convert.values.tensors import TensorSpec

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from bp_convert.fields.carry import adopt, blank, fields_of, release
 from bp_convert.kron.nearest import nearest_kronecker_sum, reconstruct
 from bp_convert.kron.repeated import nearest_to_repeated
-from bp_convert.layers.carry import adopt, blank, fields_of, release
 from bp_convert.torch_private import parameters_of
 from bp_convert.values.factors import FactorSpec
 from bp_convert.ways.expanding import Expanding

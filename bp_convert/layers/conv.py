@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bp_convert.fields.conv_checks import check_factors, check_fields
 from bp_convert.kron.contract import shaped
 from bp_convert.kron.conv_layout import (
     Layout,
@@ -21,7 +22,6 @@ from bp_convert.kron.conv_layout import (
 from bp_convert.kron.nearest import nearest_kronecker_sum, reconstruct
 from bp_convert.kron.pairs import check_positive
 from bp_convert.layers.common import BilinearLayer
-from bp_convert.layers.conv_checks import check_factors, check_fields
 from bp_convert.values.factors import FactorSpec
 
 Size = int | tuple[int, ...]

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bp_convert.fields.conv_checks import output_padding_for
 from bp_convert.kron.transposed_layout import first_transposed
 from bp_convert.layers.common import BilinearLayer
 from bp_convert.layers.conv import Size, Steps, _BPConv, _where
-from bp_convert.layers.conv_checks import output_padding_for
 from bp_convert.values.factors import FactorSpec
 
 

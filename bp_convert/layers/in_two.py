@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from bp_convert.fields.carry import blank
 from bp_convert.kron.conv_layout import layout_of
-from bp_convert.layers.carry import blank
 from bp_convert.layers.conv import BPConv1d, BPConv2d, BPConv3d
 from bp_convert.layers.embedding import BPEmbedding
 from bp_convert.layers.linear import BPLinear

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from bp_convert.fields.carry import blank, fields_of, unusual
 from bp_convert.kron.nearest import nearest_kronecker_sum
-from bp_convert.layers.carry import blank, fields_of, unusual
 from bp_convert.layers.common import init_factors_
 from bp_convert.recurrence.checks import groups, recurrent_factors
 from bp_convert.recurrence.paths import built, one_chunk

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from bp_convert.layers.carry import blank, fields_of, release
+from bp_convert.fields.carry import blank, fields_of, release
 from bp_convert.layers.linear import BPLinear
 from bp_convert.values.factors import FactorSpec
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bp_convert.layers.carry import blank, fields_of
+from bp_convert.fields.carry import blank, fields_of
 from bp_convert.layers.conv import BPConv1d, BPConv2d, BPConv3d
 from bp_convert.layers.linear import BPLinear
 from bp_convert.verify.compare import relative
