@@ -1,1 +1,1 @@
-"""The constructor fields of torch's layers: read back, checked, passed between a layer and its twin."""
+"""The constructor fields of torch's layers: read back, checked, handed on."""

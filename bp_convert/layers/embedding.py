@@ -158,7 +158,7 @@ class BPEmbedding(BilinearLayer):
         taken = other.index_select(1, places[1][order]).permute(1, 2, 0)  # (N, e, R)
         made = [
             part.reshape(-1, terms) @ short[:, at]  # (n*e, e of the shorter)
-            for at, part in enumerate(taken.split(counts))
+            for at, part in enumerate(torch.split(taken, counts))
             if len(part)
         ]
         y = torch.cat(made).view(len(rows), other.shape[2], short.shape[2])
