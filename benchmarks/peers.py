@@ -98,7 +98,8 @@ def ours(layer: nn.Module, params: int, *, square: bool) -> nn.Module | None:
     if rank > min(k1 * d1, k2 * d2):  # as many are exact
         return None
     factors = {role: one.model_copy(update={"rank": rank})}
-    return kind.build(layer, widths, factors, "cpu").eval()
+    weight: Any = layer.weight
+    return kind.build(layer, widths, factors, weight.device).eval()
 
 
 def low_rank(layer: nn.Module, params: int) -> nn.Module | None:
