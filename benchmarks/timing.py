@@ -1,15 +1,15 @@
 """How much faster bilinear layers and converted models are than dense ones.
 
-    python benchmarks/timing.py layers [--only Linear] [--rank 1 4] [--train] [--device cuda]
+    python benchmarks/timing.py layers [--only Linear] [--rank 1 4] [--way factored] [--train]
     python benchmarks/timing.py models [--only MODEL] [--share 0.25]
     python benchmarks/timing.py nearest    # the fit itself, against a full SVD
     python benchmarks/timing.py planning [--only "resnet50 alpha=2 plan"]
 
 Medians of passes that take turns in one run; above 1 the bilinear one is faster. Layers have the
-factors of the ``fast`` policy; models are planned by their weights alone. What planning and
-converting cost themselves is told in seconds of the processor, which are steadier where others work
-beside, and in runs of the model's own forward, on fake tensors and on real ones. The LSTM's paths
-are timed by ``benchmarks/lstm.py``.
+factors of the ``fast`` policy and run as a plan would have them (``--way``); models are planned by
+their weights alone. What planning and converting cost themselves is told in seconds of the
+processor, which are steadier where others work beside, and in runs of the model's own forward, on
+fake tensors and on real ones. The LSTM's paths are timed by ``benchmarks/lstm.py``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torchvision
@@ -33,9 +33,10 @@ import bp_convert
 from benchmarks.clock import interleaved, machine
 from benchmarks.targets import MODELS
 from bp_convert.costs import measure
-from bp_convert.kinds import Ask, kind_of
+from bp_convert.kinds import Ask, kind_of, predict
 from bp_convert.kron.nearest import nearest_kronecker_sum, rearrange
 from bp_convert.search.selection import SLOWER
+from bp_convert.values.settings import Ways
 
 LINEAR = ((512, 512), (768, 3072), (4096, 4096), (25088, 4096))
 CONV = ((64, 56), (128, 28), (256, 14), (512, 7))
@@ -78,13 +79,15 @@ def layers(asked: argparse.Namespace) -> None:
         for rank in asked.rank:
             factors = kind.factor(dense, widths, Ask(rank=rank))
             twin = kind.build(dense, widths, factors, asked.device).train(asked.train)
+            speed = predict(kind, dense, widths, factors, [tuple(xs[0].shape)])
+            twin.way = "factored" if speed is None else speed.way(asked.way)  # type: ignore
             for x in xs:
                 x = x.to(asked.device, dtype if x.is_floating_point() else None)
                 slow, fast = interleaved([_pass(dense, x), _pass(twin, x)], 21, device=asked.device)
                 batch = x.shape[1] if isinstance(dense, nn.LSTM) else len(x)
                 print(
                     f"{name:34s} {batch:5d} {rank:4d} {slow:9.0f} {slow / fast:6.2f}x  "
-                    f"{next(iter(factors.values()))}",
+                    f"{twin.way}  {next(iter(factors.values()))}",
                     flush=True,
                 )
 
@@ -200,6 +203,12 @@ def main() -> None:
     parser.add_argument("case", choices=CASES)
     parser.add_argument("--only", default="", help="a part of the case's name")
     parser.add_argument("--rank", type=int, nargs="+", default=[1, 4], help="of layers")
+    parser.add_argument(
+        *("--way", "--ways"),
+        default="auto",
+        choices=get_args(Ways),
+        help="of layers: how they run; auto as a plan for one example would say",
+    )
     parser.add_argument("--train", action="store_true", help="layers: forward and backward")
     parser.add_argument("--device", default="cpu", help="of layers: cpu or cuda")
     parser.add_argument("--dtype", default="float32", help="of layers")

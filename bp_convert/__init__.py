@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # The public names, here and nowhere else: what runs reads th
     from bp_convert.pipeline import open_model as open_model
     from bp_convert.pipeline import plan as plan
     from bp_convert.pipeline import prune as prune
+    from bp_convert.running_as import run_as as run_as
     from bp_convert.storage import from_pretrained as from_pretrained
     from bp_convert.storage import load as load
     from bp_convert.storage import plan_of as plan_of

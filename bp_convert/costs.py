@@ -17,6 +17,7 @@ from bp_convert.torch_private import memory_events
 from bp_convert.tuning.clock import WARM_UP, in_turn
 from bp_convert.values.report import Latency
 from bp_convert.values.tensors import TensorSpec
+from bp_convert.ways.expanding import kept_bytes
 
 
 def measure(
@@ -29,8 +30,8 @@ def measure(
 ) -> Latency:
     """Time one forward pass of each model in eval mode, interleaved; report medians in ms.
 
-    Peak memory is the weights and the most that one pass holds besides: the allocator's count on
-    CUDA, the profiler's on a CPU.
+    Peak memory is the weights, those that expanded layers keep included, and the most that one
+    pass holds besides: the allocator's count on CUDA, the profiler's on a CPU.
 
     Args:
         batch: examples in one pass.
@@ -65,7 +66,7 @@ def measure(
 def _peak(one: partial[Any], device: torch.device) -> int | None:
     """Return the bytes of the model's weights and of what one pass holds at most besides."""
     model: Any = one.func
-    weights = count_bytes(model).after
+    weights = count_bytes(model).after + kept_bytes(model)
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)

@@ -54,7 +54,9 @@ def with_counts(
     sharing = any(layer.shares for layer in plan.layers)
     for layer in plan.layers:
         replaced = layer.action == "replaced"
-        if counted is not None:
+        if layer.way == "expanded":
+            macs = layer.dense_macs
+        elif counted is not None:
             macs = counted.macs.get(layer.name, 0)
         elif edited and seen is not None and replaced:
             macs = _predicted(model, layer, seen)
@@ -72,6 +74,9 @@ def with_counts(
     if seen is not None:
         change = sum(one.macs[1] - one.macs[0] for one in layers)
         after = seen.total_macs + change if counted is None else counted.total_macs
+        if counted is not None:  # which runs on the factors
+            expanded = [one for one in layers if one.way == "expanded"]
+            after += sum(one.macs[1] - counted.macs.get(one.name, 0) for one in expanded)
         total = Totals(before=seen.total_macs, after=max(0, after))
     return plan.model_copy(
         update={

@@ -159,6 +159,13 @@ def _leader(sites: Mapping[str, Site], layer: LayerPlan) -> Site | None:
 
 def _check_replaced(site: Site, layer: LayerPlan, leader: Site | None) -> None:
     where = f"{layer.name} ({layer.kind})"
+    if layer.way == "expanded" and not getattr(site.kind.twin, "EXPANDS", False):
+        raise PlanError(
+            where=where,
+            found="way expanded",
+            allowed="factored: this kind has no other way",
+            fix="set its way to factored in the plan",
+        )
     reason = site.kind.refuse(site.outline)
     if reason is not None:
         raise PlanError(
@@ -265,6 +272,8 @@ class _Surgery:
         leader = _leader(self.sites, layer)
         twin: nn.Module = built(site, layer, leader, device)
         kind.carry(outline, twin)
+        if layer.way == "expanded":
+            twin.way = layer.way  # type: ignore[assignment]
         if leader is not None:
             tie(twin, twins[leader.name], layer)
         if self.structure_only:

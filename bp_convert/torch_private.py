@@ -183,13 +183,15 @@ def version_of(tensor: Tensor) -> int:
 
 
 def is_watched() -> bool:
-    """Return whether something sees each operation that is called: a tracer, fake tensors, a
-    counter, a transform of ``torch.func``. What it sees has to be what the layer computes, from
-    its parameters on."""
+    """Return whether something sees each operation that is called, or changes it: a compiler, a
+    tracer, fake tensors, a counter, a transform of ``torch.func``, autocast. What it sees has to be
+    what a layer computes, from its parameters on."""
     return (
-        torch._C._len_torch_dispatch_stack() > 0
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._get_tracing_state() is not None
         or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.is_autocast_enabled("cpu")
     )
 
 

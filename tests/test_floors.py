@@ -60,6 +60,7 @@ FLOORS = (
     "pickles",
     "files",
     "storage",
+    "running_as",
     "proof",
     "feeding",
     "training",

@@ -99,7 +99,7 @@ def _edited(plan: Plan, **change: object) -> Plan:
 
 def test_an_edited_rank_is_applied_as_edited() -> None:
     model = Net()
-    plan = _plan(model)
+    plan = _plan(model, ways="factored")
     spec = plan.layers[0].factors["weight"].model_copy(update={"rank": 2})
     edited = recount(model, _edited(plan, factors={"weight": spec}))
     assert apply_plan(model, edited).model.a.factors.rank == 2

@@ -343,6 +343,15 @@ ConvertHead = Annotated[
 ConvertAnyway = Annotated[
     bool, option(WHICH, "--convert-anyway", "Convert layers that become slower or larger, too.")
 ]
+Ways = Annotated[
+    values.Ways | None,
+    option(
+        WHICH,
+        "--ways auto|factored|expanded",
+        "How replaced layers run: on their factors, or expanded, on the dense weight, built at the "
+        "first call (dense speed and memory, small file). Default: auto, the faster by prediction.",
+    ),
+]
 KeepParametrized = Annotated[
     bool,
     option(

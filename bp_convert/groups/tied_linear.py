@@ -18,7 +18,9 @@ from bp_convert.kron.policies import paper_factors
 from bp_convert.layers.common import over_nested
 from bp_convert.layers.embedding import BPEmbedding
 from bp_convert.layers.linear import BPLinear
+from bp_convert.torch_private import buffers_of
 from bp_convert.values.factors import FactorSpec
+from bp_convert.ways.kept import Source
 
 
 class BPTiedLinear(BPLinear):
@@ -115,9 +117,10 @@ class BPTiedLinear(BPLinear):
             return y
         return y.add_(self.bias if self.bias.dtype == y.dtype else self.bias.to(y.dtype))
 
-    def sources(self) -> Sequence[Tensor | None]:
-        """Return the factors, and the row that stands apart."""
-        return *super().sources(), *(() if self.padding is None else self.padding[1:])
+    def sources(self) -> Sequence[Source]:
+        """Return where the factors are held, and the row that stands apart."""
+        tables = self.table if self.padding is not None else ()
+        return *super().sources(), *((buffers_of(one), "padding_row") for one in tables)
 
     @torch.no_grad()
     def fit_(self, weight: Tensor) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -15,25 +16,46 @@ from torch import nn
 from bp_convert.kinds.choices import Factors, Widths
 from bp_convert.prices import Counts as Counts
 from bp_convert.prices import current
+from bp_convert.values.plan import Way
+from bp_convert.values.settings import Ways
 
 if TYPE_CHECKING:
     from bp_convert.kinds.kind import Kind
 
 DENSE = "dense."  # before the name of a quantity that has the dense layer's price in the twin, too
+LOOK = 0.8  # microseconds of a look at the parameters that a kept weight was built of
+AS_FAST = 0.95  # of the dense layer's pace counts as no slower
 BUILT = 1.05  # an LSTM on built weights is the dense one, after a look at its parameters
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Predicted times of one example, in microseconds."""
+    """Predicted times of one example, in microseconds: of the dense layer, of its twin on factors
+    and, where it has that way, on the dense weight built of them."""
 
     dense: float
     converted: float
+    expanded: float = inf
 
     @property
     def ratio(self) -> float:
         """Above 1 the converted layer is faster."""
         return self.dense / self.converted
+
+    def way(self, ways: Ways = "auto") -> Way:
+        """Return the way of the twin that is the faster one, of those that are open."""
+        if ways == "factored" or self.expanded == inf:
+            return "factored"
+        faster = ways == "expanded" or self.expanded < self.converted
+        return "expanded" if faster else "factored"
+
+    def on(self, way: Way) -> float:
+        """Return the time of the twin on a way."""
+        return self.expanded if way == "expanded" else self.converted
+
+    def taken(self, ways: Ways = "auto") -> float:
+        """Return its time on the way that is taken."""
+        return self.on(self.way(ways))
 
 
 def predict(
@@ -67,4 +89,5 @@ def predict(
                 else plain.get(own, 0.0) * n
                 for name, n in counted.items()
             )
-    return Speed(max(times[0], 1e-3), max(times[1], 1e-3))
+    look = LOOK * len(shapes) if getattr(kind.twin, "EXPANDS", False) else inf
+    return Speed(max(times[0], 1e-3), max(times[1], 1e-3), times[0] + look)

@@ -16,6 +16,7 @@ from bp_convert.kron.repeated import nearest_to_repeated
 from bp_convert.torch_private import parameters_of
 from bp_convert.values.factors import FactorSpec
 from bp_convert.ways.expanding import Expanding
+from bp_convert.ways.kept import Source
 
 SMALL = 2**20  # numbers of a weight with repeats, up to which it is built to be fitted
 
@@ -118,10 +119,10 @@ class BilinearLayer(Expanding):
         """Build the weight; differentiable."""
         return reconstruct(self.w1, self.w2)
 
-    def sources(self) -> Sequence[Tensor | None]:
-        """Return the factors; None for those that are computed, not held."""
+    def sources(self) -> Sequence[Source]:
+        """Return where the factors are held; those that are computed are not."""
         held = parameters_of(self)
-        return held.get("w1"), held.get("w2")
+        return (held, "w1"), (held, "w2")
 
     def expand(self) -> Tensor | None:
         """Build the weight, where the bias is of its type, as torch's functions want it."""

@@ -16,8 +16,9 @@ from bp_convert.kron.fits import wrong_pair
 from bp_convert.kron.nearest import nearest_kronecker_sum
 from bp_convert.kron.policies import paper_factors
 from bp_convert.layers.common import BilinearLayer, init_factors_
-from bp_convert.torch_private import is_watched
+from bp_convert.torch_private import buffers_of, is_watched
 from bp_convert.values.factors import FactorSpec
+from bp_convert.ways.kept import Source
 
 GROUPS = 64  # rows of a factor up to which one product for each is made
 LONG = 1024  # numbers of one of its rows from which on that pays
@@ -110,11 +111,10 @@ class BPEmbedding(BilinearLayer):
             y = torch.where(pads, self.padding_row.to(y.dtype), y)
         return y.to(self.w1.dtype).view(*input.shape, self.embedding_dim)
 
-    def sources(self) -> Sequence[Tensor | None]:
-        """Return the factors, and the row that stands apart."""
-        if self.padding_idx is None:
-            return super().sources()
-        return *super().sources(), self.padding_row
+    def sources(self) -> Sequence[Source]:
+        """Return where the factors are held, and the row that stands apart."""
+        rows = () if self.padding_idx is None else ((buffers_of(self), "padding_row"),)
+        return *super().sources(), *rows
 
     def look_up(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rows (N, R, e1) and (N, R, e2) of the factors for indices (N,), or one of

@@ -19,6 +19,7 @@ from bp_convert.recurrence.steps import RECURRENCES, Frame, Recurrence, frame_of
 from bp_convert.torch_private import parameters_of
 from bp_convert.values.factors import FactorSpec
 from bp_convert.ways.expanding import Expanding
+from bp_convert.ways.kept import Source
 
 _DENSE = re.compile(r"(weight|bias)_(ih|hh|hr)(?:_(l\d+(?:_reverse)?))?")
 
@@ -67,9 +68,10 @@ class RecurrentFactors(Expanding):
                 self.register_parameter(_bias(suffix), one)
         self.reset_parameters()
 
-    def sources(self) -> Sequence[Tensor | None]:
-        """Return the parameters, of which biases are put together anew as well."""
-        return tuple(parameters_of(self).values())
+    def sources(self) -> Sequence[Source]:
+        """Return where the parameters are held, of which biases are put together anew as well."""
+        held = parameters_of(self)
+        return tuple((held, name) for name, one in held.items() if one is not None)
 
     def expand(self) -> list[Tensor]:
         """Build the dense weights and biases in torch's order."""

@@ -198,6 +198,7 @@ class LatencyTarget:
                 one.name,
                 sorted((role, str(spec)) for role, spec in one.factors.items()),
                 sorted(one.shares.items()),
+                one.way,
             )
             for one in plan.layers
             if one.action == "replaced"
@@ -253,7 +254,8 @@ class LatencyTarget:
                 continue
             site = sites[layer.name]
             timed = pace.of(site, self.seen.calls(site.names))
-            found[layer.name] = timed.predicted(site, site.kind.widths(site.module), layer.factors)
+            widths = site.kind.widths(site.module)
+            found[layer.name] = timed.predicted(site, widths, layer.factors, layer.way)
             whole += found[layer.name] - timed.dense
         return {WHOLE: whole, **found}
 

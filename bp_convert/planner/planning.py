@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import prod
 
 from torch import nn
 
@@ -30,14 +31,14 @@ from bp_convert.planner.requests import indirect, reasons_of, requests_of
 from bp_convert.planner.samples import sample_inputs
 from bp_convert.planner.unproven import stack_reasons
 from bp_convert.planner.warm import Planned, maps_for, with_warmth
-from bp_convert.planner.worth import chosen, worth
+from bp_convert.planner.worth import chosen, memory_of, worth
 from bp_convert.prices import priced
 from bp_convert.ready import check_ready
 from bp_convert.search.selection import Allocation
 from bp_convert.search.units import Unit
 from bp_convert.spending.spending import Pace, Spending
 from bp_convert.surgery import fingerprint
-from bp_convert.values.plan import AttrChange, LayerPlan, Plan
+from bp_convert.values.plan import AttrChange, LayerPlan, Plan, Way
 from bp_convert.values.progress import Progress
 from bp_convert.values.settings import Settings, Store
 from bp_convert.widths.plan_writer import WidthPlan
@@ -288,6 +289,7 @@ class _Planning:
         target = self.widths.targets.get(site.name)
         after = before if target is None else (target.inputs[1], target.outputs[1])
         notes: list[str] = []
+        way: Way = "factored"
         factors: Factors = {}
         shapes = seen.calls(site.names)
         read = bool(indirect(site, seen))
@@ -295,14 +297,18 @@ class _Planning:
         searched = self.found is not None and not request.insists
         if reason is None and searched:
             factors = found.factors.get(site.name, {})
-            reason, notes = chosen(site, before, factors, shapes, read=read)
+            batch = self.settings.latency_at.batch if self.settings.limits_latency else 1
+            many = [kind.batched(module, one, batch) for one in shapes]
+            judged = chosen(self.settings, site, before, factors, many, read=read)
+            reason, notes, way = judged
         elif reason is None:
             reason = prime_reason(after, request.ask)
             if reason is None and self.settings.alpha != 1:
                 reason = kind.not_widened(module)
         if reason is None and not searched:
             factors = kind.factor(module, after, request.ask)
-            reason, notes = worth(self.settings, site, after, factors, request, shapes, read=read)
+            judged = worth(self.settings, site, after, factors, request, shapes, read=read)
+            reason, notes, way = judged
         if target is not None and target.reason and before[1] == after[1] and not reason:
             notes.append(f"keeps its width: {target.reason}")
         replaced = not reason
@@ -319,6 +325,8 @@ class _Planning:
         if shares:
             notes.append(f"shares {', '.join(shares)} with {', '.join({*shares.values()})}")
         macs = kind.macs(module, after, factors, shapes) // seen.examples if replaced else 0
+        if way == "expanded":
+            macs = seen.macs_of(site.names) * prod(after) // max(1, prod(before))
         return LayerPlan(
             name=site.name,
             aliases=site.aliases,
@@ -332,6 +340,7 @@ class _Planning:
             shares=shares,
             init=started(request.init, self.settings.alpha, factors if replaced else {}),
             store=self._store(site, replaced=replaced),
+            way=way,
             params=(
                 sum(p.numel() for p in site.held.parameters()),
                 kind.params(module, after, factors if replaced else None),
@@ -372,7 +381,11 @@ class _Planning:
             calibration=self.spending.calibration,
             tried=tuple(self.found.tried) if self.found else (),
             shrink=self._shrink(),
-            notes=(*self.notes, *(self.found.notes if self.found else ())),
+            notes=(
+                *self.notes,
+                *(self.found.notes if self.found else ()),
+                *memory_of(self.sites, layers),
+            ),
         )
         return with_counts(self.model, plan, seen, sample=sample)
 

@@ -1,20 +1,32 @@
-"""Whether replacing a layer pays: in parameters, and in time, by the speed guard."""
+"""Whether replacing a layer pays: in parameters, and in time, by the speed guard; and on which way
+it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from bp_convert.graph.walk import Site
 from bp_convert.kinds import Factors, Widths, predict
+from bp_convert.kinds.speed import AS_FAST, Speed
 from bp_convert.planner.requests import LayerRequest
+from bp_convert.values.plan import EXPANDED, LayerPlan, Way
 from bp_convert.values.settings import Settings
 
 READ = "slower than the dense layer: the model reads its weight, which is built at each call"
 MARGIN = 1.1  # the speed guard wants this much gain, since its predictions are that good
-Verdict = tuple[str | None, list[str]]  # why the layer is kept, or what to remark
+
+
+class Verdict(NamedTuple):
+    """Why the layer is kept, or what to remark; and how it runs."""
+
+    reason: str | None
+    notes: list[str]
+    way: Way = "factored"
 
 
 def chosen(
+    settings: Settings,
     site: Site,
     widths: Widths,
     factors: Factors,
@@ -24,13 +36,11 @@ def chosen(
 ) -> Verdict:
     """Judge what a target has chosen: no factors keep the layer, slow ones are remarked on."""
     if not factors:
-        return "the target is met best with this layer as it is", []
+        return Verdict("the target is met best with this layer as it is", [])
     if read:
-        return None, [READ]
+        return Verdict(None, [READ])
     speed = predict(site.kind, site.module, widths, factors, shapes)
-    if speed is None or speed.ratio >= 1:
-        return None, []
-    return None, [_slower(speed.ratio)]
+    return _on_its_way(settings, site, speed)
 
 
 def worth(
@@ -51,18 +61,57 @@ def worth(
     kind, module = site.kind, site.module
     dense, small = kind.params(module, after), kind.params(module, after, factors)
     if small >= dense and not request.insists and not settings.convert_anyway:
-        return f"would grow by {100 * (small / dense - 1):.0f} %", []
+        return Verdict(f"would grow by {100 * (small / dense - 1):.0f} %", [])
     by_user = settings.alpha > 1 or request.ask.pairs != "fast" or request.insists
+    asked = by_user or settings.convert_anyway
     if read:
-        asked = by_user or settings.convert_anyway
-        return (None, [READ]) if asked else (f"would be {READ}", [])
+        return Verdict(None, [READ]) if asked else Verdict(f"would be {READ}", [])
     speed = predict(kind, module, after, factors, shapes)
-    if speed is None or speed.ratio >= MARGIN:
-        return None, []
-    slower = _slower(speed.ratio) if speed.ratio < 1 else "no faster than the dense layer"
-    if by_user or settings.convert_anyway:
-        return None, [slower]
-    return f"would be {slower}", []
+    found = _on_its_way(settings, site, speed)
+    if asked or speed is None or speed.ratio >= MARGIN:
+        return found
+    best = speed.dense / speed.taken(settings.may_expand)
+    if found.way == "expanded" and best >= AS_FAST:
+        return found
+    slower = _slower(best) if best < 1 else "no faster than the dense layer"
+    return Verdict(f"would be {slower}", [])
+
+
+def _on_its_way(settings: Settings, site: Site, speed: Speed | None) -> Verdict:
+    """Return the verdict on a layer that is replaced."""
+    ways = settings.may_expand
+    if speed is None:
+        known = ways == "expanded" and getattr(site.kind.twin, "EXPANDS", False)
+        notes = [expanded_note()] if known else []
+        return Verdict(None, notes, "expanded" if known else "factored")
+    way, best = speed.way(ways), speed.dense / speed.taken(ways)
+    notes = [expanded_note(speed)] if way == "expanded" else []
+    if best < (AS_FAST if way == "expanded" else 1):
+        notes.append(_slower(best))
+    return Verdict(None, notes, way)
+
+
+def expanded_note(speed: Speed | None = None) -> str:
+    """Say that a layer is expanded, and why."""
+    why = "" if speed is None else f" (predicted {1 / speed.ratio:.1f}x its time on factors)"
+    return EXPANDED + why
+
+
+def memory_of(sites: Sequence[Site], layers: Sequence[LayerPlan]) -> list[str]:
+    """Say what expanded layers take of memory."""
+    known, size, many = {site.name: site for site in sites}, 0, 0
+    for one in layers:
+        if one.way == "expanded":
+            site = known[one.name]
+            each = next(site.held.parameters()).element_size()
+            many, size = many + 1, size + each * site.kind.params(site.outline, one.after)
+    if not many:
+        return []
+    words = "1 layer runs" if many == 1 else f"{many} layers run"
+    return [
+        f"{words} expanded: {size / 1e6:.3g} MB of dense weights are built at the first call and "
+        "kept in memory, not in the file (--ways factored does without)"
+    ]
 
 
 def _slower(ratio: float) -> str:

@@ -65,7 +65,8 @@ def fold(report: Report, *, every: bool = False) -> list[Folded]:
     for layer in report.layers:
         pairs = tuple(sorted((role, str(spec)) for role, spec in layer.factors.items()))
         shape = layer.name if every else _NUMBER.sub("*", layer.name)
-        key = (shape, layer.kind, layer.action, layer.reason, pairs, layer.params[0], layer.store)
+        alike = (layer.kind, layer.action, layer.way, layer.reason, layer.params[0], layer.store)
+        key = (shape, pairs, *alike)
         groups.setdefault(key, []).append(layer)
     errors = report.fit_errors
     return [

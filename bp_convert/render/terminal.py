@@ -25,6 +25,7 @@ WIDTH = 80
 _TENSORS, _SHAPES = 40, 18  # columns at most
 _PAIRS = 14  # columns at most
 _BITS = 5  # columns and a gap
+_RUNS = 9
 _FIXED = 8 + 6 + 6 + 5 + 8  # action, params, after, error, gaps
 # Without lines and heads.
 _grid = partial(Table, box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
@@ -78,7 +79,9 @@ def _table(rows: list[Folded], width: int) -> Table:
     ranks = max(len(short(row.layer.rank or 0)) for row in rows)
     kinds = max(4, *(len(row.layer.kind) for row in rows))
     stored = any(row.layer.store for row in rows)
+    expanded = any(row.layer.way == "expanded" for row in rows)
     names = max(WIDTH, width) - _FIXED - pairs - ranks - kinds - (_BITS if stored else 0)
+    names -= _RUNS if expanded else 0
     table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False, pad_edge=False)
     table.add_column("layer", max_width=names)
     table.add_column("kind", no_wrap=True)
@@ -89,6 +92,8 @@ def _table(rows: list[Folded], width: int) -> Table:
     table.add_column("after", justify="right", no_wrap=True)
     if stored:
         table.add_column("bits", no_wrap=True)
+    if expanded:
+        table.add_column("runs", no_wrap=True)
     table.add_column("error", justify="right", no_wrap=True)
     for row in rows:
         layer = row.layer
@@ -102,6 +107,7 @@ def _table(rows: list[Folded], width: int) -> Table:
             Text(short(row.params[0])),
             Text(short(row.params[1])),
             *([Text(layer.store or "")] if stored else []),
+            *([Text(layer.way if layer.factors else "")] if expanded else []),
             Text(_error(row.errors)),
         )
     return table

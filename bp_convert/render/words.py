@@ -7,7 +7,7 @@ from math import isfinite
 
 from bp_convert.render.numbers import change, layers, percent, short, size
 from bp_convert.values.factors import FactorSpec
-from bp_convert.values.plan import LayerPlan, Totals, grouped
+from bp_convert.values.plan import EXPANDED, LayerPlan, Totals, grouped
 from bp_convert.values.reconstruction import BlockResult, Reconstructed
 from bp_convert.values.report import Latency, Report, Score, Verification
 from bp_convert.values.training import Trained
@@ -114,6 +114,7 @@ def _plain(reason: str) -> str:
 def notes(report: Report) -> list[str]:
     """Return remarks on the model and, counted, on its layers."""
     counts = Counter(_plain(note) for layer in report.layers for note in layer.notes)
+    counts.pop(EXPANDED, None)  # the table says so, and the plan's note
     asked = "starts from noise: as asked"
     lines = [f"{layers(count)}: {note}" for note, count in counts.most_common() if note != asked]
     if counts[asked]:

@@ -22,7 +22,7 @@ from bp_convert.values.target import Target
 
 # What a low-rank counterpart is asked for as its conversion is.
 LAYERS = (
-    *("include", "exclude", "convert_head", "convert_anyway", "keep_parametrized"),
+    *("include", "exclude", "convert_head", "convert_anyway", "ways", "keep_parametrized"),
     *("merge_adapters", "sides", "allocation", "shrink", "groups", "store", "reconstruct"),
     *("prefer", "inputs", "seed"),
 )

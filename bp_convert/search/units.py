@@ -13,10 +13,12 @@ from bp_convert.bits.grid import FORMS, LEAST
 from bp_convert.graph.walk import Site
 from bp_convert.kinds import Factors, Spread, Widths, predict, whole
 from bp_convert.kinds.shapes import Shape
+from bp_convert.kinds.speed import Speed
 from bp_convert.kron.contract import bilinear_macs
 from bp_convert.search.curves import Curve
 from bp_convert.values.factors import FactorSpec
-from bp_convert.values.settings import Store
+from bp_convert.values.plan import Way
+from bp_convert.values.settings import Store, Ways
 
 PARTS = 800  # bytes of a file, on the safe side, for the further tensor that a packed one takes
 FINE = 48  # numbers of terms up to which every one is an option
@@ -38,10 +40,12 @@ class Timed:
     shapes: Sequence[Shape]
     factor: float = 1.0
 
-    def predicted(self, site: Site, widths: Widths, factors: Factors) -> float:
-        """Return its time on factors."""
+    def predicted(
+        self, site: Site, widths: Widths, factors: Factors, way: Way = "factored"
+    ) -> float:
+        """Return its time converted."""
         found = predict(site.kind, site.module, widths, factors, self.shapes)
-        return self.dense * self.factor / (1.0 if found is None else found.ratio)
+        return self.dense * self.factor * (1.0 if found is None else found.on(way) / found.dense)
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class FreeLayer:
         shapes: inputs of its calls, for one example and for 32; empty where not known.
         dense_macs: multiply-adds of one example as it is.
         floor: share of its parameters below which it may not go.
+        ways: how it may run.
         timed: its time where a target limits that.
     """
 
@@ -63,6 +68,7 @@ class FreeLayer:
     dense_macs: int
     floor: float = 0.0
     timed: Timed | None = None
+    ways: Ways = "factored"
 
     def any_factors(self) -> Factors:
         """Return some factors that fit, for what hangs on none in particular."""
@@ -99,15 +105,28 @@ class FreeLayer:
         """Return the times of its calls, dense and on factors: predicted for one example and for
         32, zeros where there is nothing to go by; and what a target of latency counts."""
         kind, module = self.site.kind, self.site.module
-        found = (predict(kind, module, self.widths, factors, shapes) for shapes in self.shapes)
-        told = [(0.0, 0.0) if one is None else (one.dense, one.converted) for one in found]
-        return [*told, self.latency(factors)]
+        found = [predict(kind, module, self.widths, factors, shapes) for shapes in self.shapes]
+        way = self._way(factors, found[0])
+        told = [(0.0, 0.0) if one is None else (one.dense, one.on(way)) for one in found]
+        return [*told, self.latency(factors, way)]
 
-    def latency(self, factors: Factors) -> tuple[float, float]:
-        """Return what a target of latency counts, dense and on factors; zeros where none does."""
+    def _way(self, factors: Factors, found: Speed | None) -> Way:
+        """Return the way of all its calls: the faster one of those that a target of latency counts,
+        else of one example.
+
+        Args:
+            found: the times of one example.
+        """
+        if self.timed is not None:
+            kind, module = self.site.kind, self.site.module
+            found = predict(kind, module, self.widths, factors, self.timed.shapes)
+        return "factored" if found is None else found.way(self.ways)
+
+    def latency(self, factors: Factors, way: Way) -> tuple[float, float]:
+        """Return what a target of latency counts, dense and converted; zeros where none does."""
         if self.timed is None:
             return 0.0, 0.0
-        return self.timed.dense, self.timed.predicted(self.site, self.widths, factors)
+        return self.timed.dense, self.timed.predicted(self.site, self.widths, factors, way)
 
     def role_times(self, role: str, spec: FactorSpec, numbers: int) -> list[float]:
         """Return a role's share of the converted times where costs do not add up: as if the other

@@ -332,6 +332,7 @@ class Spending:
                     dense_macs=seen.macs_of(site.names) if seen else 0,
                     floor=floors[site.name],
                     timed=None if self.pace is None else self.pace.of(site, calls),
+                    ways=self.settings.may_expand,
                 )
             )
         return found

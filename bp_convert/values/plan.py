@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Literal
 
 from pydantic import Field
@@ -17,6 +18,7 @@ NAMED = 0.01  # share of the parameters from which on a class of modules is wort
 Action = Literal["replaced", "widened", "kept"]
 # How a replaced layer runs in eval mode: on its factors, or on the dense weight built of them once.
 Way = Literal["factored", "expanded"]
+EXPANDED = "runs expanded, on the dense weight"  # the note of such a layer
 
 
 class LayerPlan(Value):
@@ -36,10 +38,12 @@ class LayerPlan(Value):
             count once, are saved once, and are trained as one.
         init: where the new weights start from.
         store: how its weights are stored, kept or factored; None as the model has them.
+        way: how a replaced layer runs in eval mode without gradients: ``factored``, or
+            ``expanded``, on the dense weight, which is built once and takes memory, not the file's.
         params: parameters before and after.
         shared: how many of them a layer before this one counts as well, before and after: tied
             weights, or a layer inside another.
-        macs: multiply-adds of one example before and after.
+        macs: multiply-adds of one example before and after, as it runs.
         error: estimated relative error of the layer's output, or without data of its weight;
             None where no target asked for it.
         sensitivity: how much the model's squared relative error grows with the layer's; None
@@ -60,6 +64,7 @@ class LayerPlan(Value):
     shares: dict[str, str] = Field(default_factory=dict)
     init: Start = "warm"
     store: Store | None = None
+    way: Way = "factored"
     params: tuple[int, int]
     shared: tuple[int, int] = (0, 0)
     macs: tuple[int, int] = (0, 0)
@@ -76,6 +81,11 @@ class LayerPlan(Value):
     def after(self) -> tuple[int, int]:
         """The widths that it gets."""
         return self.inputs[1], self.outputs[1]
+
+    @property
+    def dense_macs(self) -> int:
+        """Multiply-adds of one example on the dense weight at the widths that it gets."""
+        return self.macs[0] * prod(self.after) // max(1, prod(self.before))
 
     @property
     def rank(self) -> int | None:

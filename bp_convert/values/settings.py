@@ -22,6 +22,9 @@ Init = Literal["auto", "warm", "mixed", "random"]
 Method = Literal["auto", "svd", "svd-data", "kron", "kron-data"]
 # How weights lie in the file: whole numbers with scales, in 8, 4 or 3 bits, or a floating type.
 Store = Literal["int8", "int4", "int3", "bf16", "fp16", "fp32"]
+# How replaced layers run in eval mode: on their factors, or on the dense weight built of them; auto
+# takes for each what is predicted to be faster.
+Ways = Literal["auto", "factored", "expanded"]
 # What an error of a layer is measured in: what goes into it, or what the model makes of it as well.
 Sides = Literal["auto", "inputs", "both"]
 # What the choice among layers goes by: what perturbing each did, all alike, or the best of several.
@@ -126,6 +129,10 @@ class Settings(Value):
         convert_head: convert every layer that makes the model's output; without it those stay
             that hold little of the weights, or would lose more than others (without a target).
         convert_anyway: convert layers that the speed guard would keep.
+        ways: how replaced layers run in eval mode without gradients: ``factored``; ``expanded``, on
+            the dense weight, built once (the file stays small, memory does not); ``auto`` expands
+            those that are predicted to be slower than their dense layer otherwise, but none where
+            a target limits multiply-adds, alpha widens or pairs are the paper's.
         keep_parametrized: leave layers as they are that compute their weight, such as by weight
             norm, by a pruning mask or in a forward of their own; by default the weight that they
             have in eval mode is factored and the computation dropped.
@@ -156,6 +163,7 @@ class Settings(Value):
     layers: tuple[LayerRule, ...] = ()
     convert_head: bool = False
     convert_anyway: bool = False
+    ways: Ways = "auto"
     keep_parametrized: bool = False
     merge_adapters: bool = False
     reconstruct: Reconstruct | Literal["off"] | None = None
@@ -176,6 +184,13 @@ class Settings(Value):
     def fits_data(self) -> bool:
         """Whether factors follow the data where there is some."""
         return self.method not in ("svd", "kron")
+
+    @property
+    def may_expand(self) -> Ways:
+        """The ways that are open to layers of this request."""
+        limited = any(one.quantity == "macs" for one in self.target)
+        counted = limited or self.alpha != 1 or self.pairs == "paper"
+        return "factored" if self.ways == "auto" and counted else self.ways
 
     @property
     def chooses_bits(self) -> bool:
@@ -202,6 +217,8 @@ class Settings(Value):
             raise ValueError("latency_at is for a target of latency, and there is none")
         if self.target and self.init in ("mixed", "random"):
             raise ValueError("a target chooses by the trained weights: init must be warm")
+        if self.ways == "expanded" and "macs" in quantities:
+            raise ValueError("expanded layers take the dense multiply-adds: ways must be factored")
         return self
 
 
@@ -226,6 +243,7 @@ class SettingsKeywords(TypedDict, total=False):
     layers: Sequence[LayerRule | Mapping[str, Any]]
     convert_head: bool
     convert_anyway: bool
+    ways: Ways
     keep_parametrized: bool
     merge_adapters: bool
     reconstruct: Reconstruct | Mapping[str, Any] | Literal["off", "on"] | bool | None

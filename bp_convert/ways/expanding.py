@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from bp_convert.torch_private import is_watched
 from bp_convert.values.plan import Way
-from bp_convert.ways.kept import Kept, looks_at
+from bp_convert.ways.kept import Kept, Source, looks_at
 
 
 class Expanding(nn.Module):
@@ -32,8 +32,8 @@ class Expanding(nn.Module):
     way: Way = "factored"
     _kept: Kept | None = None
 
-    def sources(self) -> Sequence[Tensor | None]:
-        """Return what the dense weight hangs on."""
+    def sources(self) -> Sequence[Source]:
+        """Return where the tensors are held that the dense weight hangs on."""
         raise NotImplementedError
 
     def expand(self) -> Any:
@@ -43,15 +43,16 @@ class Expanding(nn.Module):
     def built_for(self, x: Any) -> Any:
         """Return what is kept for a call on ``x``, built anew where it has to be; None where the
         call goes on the factors."""
-        if self.training or torch.compiler.is_compiling() or torch.is_grad_enabled():
+        if self.training or torch.is_grad_enabled() or type(x) is not Tensor or is_watched():
             return None
-        if type(x) is not Tensor or torch.is_autocast_enabled("cpu") or is_watched():
-            return None
-        kept, sources = self._kept, self.sources()
-        if kept is not None and kept.holds(sources):
+        kept = self._kept
+        if kept is not None and kept.holds():
             return kept.value
+        return self._anew()
+
+    def _anew(self) -> Any:
         self._kept = None
-        looks = looks_at(sources)  # before it is built, so that no write falls in between
+        looks = looks_at(self.sources())  # before it is built, so that no write falls in between
         value = None if looks is None else self.expand()
         if looks is None or value is None:
             return None
@@ -70,3 +71,9 @@ class Expanding(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": None}
+
+
+def kept_bytes(model: nn.Module) -> int:
+    """Return the memory that expanded layers of a model take now, besides its parameters."""
+    ones = [one._kept for one in model.modules() if isinstance(one, Expanding)]
+    return sum(one.nbytes for one in ones if one is not None)

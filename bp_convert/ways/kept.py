@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bp_convert.torch_private import version_of
+from bp_convert.torch_private import tree_leaves, version_of
 
-ALL = 512  # eights of bytes up to which every one of a tensor is compared
-SOME = 128  # eights of bytes, at least, that are compared of a larger one
+ALL = 256  # eights of bytes up to which every one of a tensor is compared
+SOME = 64  # eights of bytes, at least, that are compared of a larger one
 
-# The tensor, its address, its version, and numbers of it: where they lie, and what they were.
-Look = tuple[Tensor, int, int, memoryview, memoryview]
+# Whose tensor it is and its name, the tensor, its address, its version, and numbers of it: where
+# they lie, and what they were.
+Source = tuple[Mapping[str, Tensor | None], str]
+Look = tuple[Mapping[str, Tensor | None], str, Tensor, int, int, memoryview, memoryview]
 
 
 class Kept:
@@ -31,23 +33,38 @@ class Kept:
     def __init__(self, value: Any, looks: Sequence[Look]) -> None:
         self.value, self.looks = value, tuple(looks)
 
-    def holds(self, tensors: Sequence[Tensor | None]) -> bool:
-        """Return whether the value still is that of these tensors."""
-        for now, (was, place, version, there, then) in zip(tensors, self.looks, strict=True):
+    def holds(self) -> bool:
+        """Return whether the value still is that of the tensors."""
+        for held, name, was, place, version, there, then in self.looks:
             # The place goes first: what lies at another one may be gone.
-            if now is not was or was.data_ptr() != place or version_of(was) != version:
+            if held.get(name) is not was or was.data_ptr() != place or there != then:
                 return False
-            if there != then:
+            if version_of(was) != version:
                 return False
         return True
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles of a layer hold nothing."""
+        return _nothing, ()
 
-def looks_at(tensors: Sequence[Tensor | None]) -> list[Look] | None:
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the matrices in the value; other numbers are the tensors' own."""
+        ones = tree_leaves(self.value)
+        return sum(one.nbytes for one in ones if isinstance(one, Tensor) and one.dim() > 1)
+
+
+def _nothing() -> None:
+    return None
+
+
+def looks_at(sources: Sequence[Source]) -> list[Look] | None:
     """Take down what some tensors are; None where they are of a sort that cannot be watched: on
     another device than a CPU, without a version of their own, or no parameters and plain buffers.
     """
     found = []
-    for one in tensors:
+    for held, name in sources:
+        one = held.get(name)
         if one is None or type(one) not in (nn.Parameter, Tensor) or not one.is_cpu:
             return None
         if one.is_inference() or not torch.ops.aten.is_non_overlapping_and_dense(one):
@@ -62,5 +79,5 @@ def looks_at(tensors: Sequence[Tensor | None]) -> list[Look] | None:
             there = there[:: len(there) // SOME | 1]  # an odd step meets every column
         then = memoryview(there.tobytes())
         then = then.cast("q") if eights else then
-        found.append((one, place, version, there, then))
+        found.append((held, name, one, place, version, there, then))
     return found

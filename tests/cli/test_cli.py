@@ -94,7 +94,8 @@ def test_json_has_exactly_the_documented_shape(mlp: Path) -> None:
     first, second = made["plan"]["layers"]
     assert set(first) == {
         "name", "aliases", "kind", "action", "reason", "notes", "inputs", "outputs", "factors",
-        "shares", "init", "store", "params", "shared", "macs", "error", "sensitivity", "sides",
+        "shares", "init", "store", "way", "params", "shared", "macs", "error", "sensitivity",
+        "sides",
     }  # fmt: skip
     assert first["factors"] == {
         "weight": {"out": [32, 48], "in": [24, 32], "rank": 1, "axes": []}

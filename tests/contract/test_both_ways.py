@@ -189,7 +189,7 @@ def _after(layer: BPLinear, call: Callable[[], Any]) -> Any:
     return layer._kept
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.trace")
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace", "ignore::torch.jit.TracerWarning")
 def test_what_is_watched_or_cast_runs_on_the_factors() -> None:
     layer, x = _linear(), torch.randn(3, 12)
     with torch.autocast("cpu", torch.bfloat16):
@@ -238,6 +238,7 @@ def test_parametrized_factors_run_as_factors() -> None:
         assert_near(layer(x), expected)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 def test_nested_sequences_run_expanded(layout: torch.layout) -> None:
     layer = _linear()

@@ -95,7 +95,7 @@ def test_bags_of_offsets_are_counted_and_converted() -> None:
     model = Told().eval()
     text, offsets = torch.arange(30), torch.tensor([0, 3, 3, 20])
     small, report = bp_convert.convert(
-        model, inputs=(text, offsets), rank=4, pairs="fast", convert_anyway=True
+        model, inputs=(text, offsets), rank=4, ways="factored", convert_anyway=True
     )
     assert isinstance(small.bag, BPEmbeddingBag)
     layer = report.plan.layer("bag")

@@ -116,10 +116,13 @@ def test_a_target_on_data_is_met_and_loses_less_than_without() -> None:
 
 
 def test_small_cells_stay_dense_as_they_would_be_slower() -> None:
-    plan = bp_convert.plan(seq2seq(), inputs=IDS, rank=0.5)
+    plan = bp_convert.plan(seq2seq(), inputs=IDS, rank=0.5, ways="factored")
     (cell,) = [one for one in plan.layers if one.name == "cell"]
     assert cell.action == "kept"
     assert "slower" in (cell.reason or "")
+    cell = bp_convert.plan(seq2seq(), inputs=IDS, rank=0.5).layer("cell")
+    assert cell is not None
+    assert cell.way == "expanded"
 
 
 def test_what_several_roles_of_a_cell_cost_adds_up() -> None:
