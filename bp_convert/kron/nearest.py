@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bp_convert.errors import FactorError
+from bp_convert.kron.gram import CHUNK, gram
 from bp_convert.kron.pairs import check_positive
 from bp_convert.kron.scale import balanced, unit
 from bp_convert.values.factors import Pair
@@ -19,7 +20,6 @@ GRAM_SIDE = 256
 OVERSAMPLE = 8
 MAX_STEPS = 12
 SETTLED = 2e-3  # gain of a step, relative to the squared error, at which iteration stops
-CHUNK = 1 << 20  # numbers of a matrix that are widened to float64, or compared, at a time
 
 
 @dataclass(frozen=True)
@@ -273,17 +273,6 @@ def _block_basis(table: Rearranged, rank: int) -> Tensor:
         block = table.times(core.t() / (captured or 1.0) ** 0.5)  # (m, s), of the table's size
     lead: Tensor = vectors[:, -rank:].flip(1)
     return basis @ lead.to(table.dtype)
-
-
-def gram(table: Tensor) -> Tensor:
-    """Return table @ table^T in float64 without a float64 copy of the whole table."""
-    rows = table.shape[0]
-    gram = torch.zeros(rows, rows, dtype=torch.float64, device=table.device)
-    columns = max(1, CHUNK // rows)
-    for start in range(0, table.shape[1], columns):
-        wide = table[:, start : start + columns].double()
-        gram.addmm_(wide, wide.t())
-    return gram
 
 
 def _check(weight: Tensor, out: Pair, inp: Pair, rank: int, name: str) -> None:

@@ -18,7 +18,8 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from bp_convert.kron.nearest import CHUNK, KroneckerFit, check_finite, fit_of, low_rank
+from bp_convert.kron.gram import CHUNK
+from bp_convert.kron.nearest import KroneckerFit, check_finite, fit_of, low_rank
 from bp_convert.kron.pairs import check_positive
 from bp_convert.kron.scale import unit
 from bp_convert.values.factors import Pair

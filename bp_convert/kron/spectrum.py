@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from bp_convert.kron.column_order import Columns
+from bp_convert.kron.gram import gram
 from bp_convert.kron.metric import Metric, spared
-from bp_convert.kron.nearest import gram, rearrange
+from bp_convert.kron.nearest import rearrange
 from bp_convert.kron.scale import unit
-from bp_convert.values.factors import FactorSpec
+from bp_convert.values.factors import FactorSpec, Pair
 
 EXACT = 256  # up to this side the spectrum is taken in float64
 
@@ -37,18 +38,30 @@ def squared_errors(table: Tensor, spec: FactorSpec) -> Tensor:
     Shape:
         table: (K, D), columns in the pair's order, whitened; result: (full rank + 1), float64.
     """
-    rows = rearrange(table, spec.out, spec.inp)  # (k1*d1, k2*d2)
-    if rows.shape[0] > rows.shape[1]:
-        rows = rows.t()
-    if rows.shape[0] == 1:
+    first = spec.out[0] * spec.inp[0] <= spec.out[1] * spec.inp[1]
+    return tails_of(gram_of(table, spec.out, spec.inp, first=first))
+
+
+def gram_of(table: Tensor, out: Pair, inp: Pair, *, first: bool) -> Tensor:
+    """Return the Gram matrix of the rearranged matrix, (k1*d1, k1*d1) or, where not ``first``,
+    (k2*d2, k2*d2), in float64 up to the side ``EXACT``; times a power of two that keeps it finite.
+    """
+    rows, _ = unit(rearrange(table, out, inp))  # (k1*d1, k2*d2)
+    rows = rows if first else rows.t()
+    return gram(rows, precision(len(rows), table.dtype))
+
+
+def precision(side: int, dtype: torch.dtype) -> torch.dtype:
+    """Return what a Gram matrix of so many rows is taken in."""
+    return torch.float64 if side <= EXACT else dtype
+
+
+def tails_of(gram: Tensor) -> Tensor:
+    """Return the sums of all but the R largest eigenvalues over the sum of all, (m + 1), of a Gram
+    matrix (m, m); zeros for a matrix of zeros."""
+    if len(gram) == 1:
         return torch.tensor([1.0, 0.0], dtype=torch.float64)
-    rows, _ = unit(rows)
-    if rows.shape[0] <= EXACT:
-        values = torch.linalg.eigvalsh(gram(rows))
-    else:
-        rows = rows.contiguous()
-        values = torch.linalg.eigvalsh(rows @ rows.t()).double()
-    values = values.clamp(min=0)  # rising
+    values = torch.linalg.eigvalsh(gram).double().clamp(min=0)  # rising
     total = values.sum()
     tails = torch.cat([values.new_zeros(1), values.cumsum(0)]).flip(0)
     return tails / total if total > 0 else torch.zeros_like(tails)

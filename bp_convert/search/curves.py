@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import log
+from math import log, prod
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from bp_convert.kron.als import affordable, fit_in_metric, low_rank, whitened_ro
 from bp_convert.kron.column_order import Columns
 from bp_convert.kron.compute import to_compute
 from bp_convert.kron.metric import Diagonal, Metric, Plain, both
+from bp_convert.kron.shared_grams import SharedGrams
 from bp_convert.kron.spectrum import squared_errors, whitened
 from bp_convert.values.factors import FactorSpec, Pair
 from bp_convert.values.settings import Store
@@ -87,6 +88,7 @@ class _Search:
     outputs: Sequence[Metric | None]
     found: dict[FactorSpec, Curve] = field(default_factory=dict)
     white: tuple[object, Sequence[Tensor]] = (None, ())
+    shared: SharedGrams = field(default_factory=SharedGrams)
 
     def __post_init__(self) -> None:
         self.weighed = any(isinstance(one, Diagonal) for one in self.outputs)
@@ -172,20 +174,47 @@ class _Search:
             # Weights of single outputs cannot be told apart where both factors have some.
             and (not self.weighed or min(spec.out) == 1)
         ]
-        # Pairs of the same columns follow each other, so that these are whitened once.
-        for spec in sorted(wanted, key=lambda one: (one.axes, one.inp, one.out)):
+        # Pairs of the same columns follow each other, so that these are whitened once; the largest
+        # first, as the others' Gram matrices are parts of theirs.
+        largest: dict[object, int] = {}
+        for spec in wanted:
+            key = (spec.inp, spec.axes)
+            largest[key] = max(largest.get(key, 0), spec.full_rank)
+        for spec in sorted(
+            wanted,
+            key=lambda one: (
+                one.axes,
+                -largest[one.inp, one.axes],
+                one.inp,
+                -one.full_rank,
+                one.out,
+            ),
+        ):
             self.found[spec] = Curve(spec, self._errors(spec))
 
     def _errors(self, spec: FactorSpec) -> np.ndarray:
         total = sum(self.totals)
         pooled = np.zeros(spec.full_rank + 1)
-        tables = self._whitened(spec)
-        for table, energy, counts in zip(tables, self.totals, self.outputs, strict=True):
-            roots = None if counts is None else counts.roots(Columns(spec.out))
-            if roots is not None:
-                table = whitened_rows(table, roots)
-            pooled += squared_errors(table, spec).numpy() * energy
+        for place, energy in enumerate(self.totals):
+            pooled += self._spectrum(spec, place).numpy() * energy
         return (pooled / total if total > 0 else pooled * 0).astype(np.float32)
+
+    def _spectrum(self, spec: FactorSpec, place: int) -> Tensor:
+        counts, weight = self.outputs[place], self.matrices[place]
+        roots = None if counts is None else counts.roots(Columns(spec.out))
+        if roots is not None:
+            return squared_errors(whitened_rows(self._whitened(spec)[place], roots), spec)
+        if low_rank(spec):
+            return squared_errors(self._whitened(spec)[place], spec)
+        # Without a metric, tables of other pairs differ by the order of their columns alone.
+        plain = isinstance(self.metrics[place], Plain) and prod(spec.inp) == weight.shape[1]
+        return self.shared.squared_errors(
+            (place, None if plain else spec.inp),
+            lambda: self._whitened(spec)[place],
+            weight.dtype,
+            spec,
+            Columns.of(spec, self.choices.kernel),
+        )
 
     def _whitened(self, spec: FactorSpec) -> Sequence[Tensor]:
         if low_rank(spec):

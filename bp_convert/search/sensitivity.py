@@ -14,7 +14,7 @@ from bp_convert.graph.tree import tensors_in
 from bp_convert.graph.walk import Site
 from bp_convert.kron.compute import to_compute
 from bp_convert.kron.metric import Metric
-from bp_convert.kron.nearest import gram
+from bp_convert.kron.gram import gram
 from bp_convert.kron.scale import unit
 
 LOST = 0.1  # share of the layer's output energy that the trial takes away
