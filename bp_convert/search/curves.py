@@ -176,20 +176,7 @@ class _Search:
         ]
         # Pairs of the same columns follow each other, so that these are whitened once; the largest
         # first, as the others' Gram matrices are parts of theirs.
-        largest: dict[object, int] = {}
-        for spec in wanted:
-            key = (spec.inp, spec.axes)
-            largest[key] = max(largest.get(key, 0), spec.full_rank)
-        for spec in sorted(
-            wanted,
-            key=lambda one: (
-                one.axes,
-                -largest[one.inp, one.axes],
-                one.inp,
-                -one.full_rank,
-                one.out,
-            ),
-        ):
+        for spec in sorted(wanted, key=lambda one: (one.axes, one.inp, -one.full_rank, one.out)):
             self.found[spec] = Curve(spec, self._errors(spec))
 
     def _errors(self, spec: FactorSpec) -> np.ndarray:

@@ -13,8 +13,8 @@ from bp_convert.calibration.tap import Batch, Batches, run_quietly
 from bp_convert.graph.tree import tensors_in
 from bp_convert.graph.walk import Site
 from bp_convert.kron.compute import to_compute
-from bp_convert.kron.metric import Metric
 from bp_convert.kron.gram import gram
+from bp_convert.kron.metric import Metric
 from bp_convert.kron.scale import unit
 
 LOST = 0.1  # share of the layer's output energy that the trial takes away
