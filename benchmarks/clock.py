@@ -1,15 +1,13 @@
-"""Interleaved timing, prices fitted to it, and the line that names the machine."""
+"""Interleaved timing, and the line that names the machine."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
-from scipy.optimize import nnls
 
 from bp_convert import provenance
 
@@ -50,19 +48,6 @@ def _on_cuda(one: Callable[[], Any], times: int = 5) -> float:
     end.record()
     torch.cuda.synchronize()
     return 1e3 * start.elapsed_time(end) / times
-
-
-def prices(samples: Sequence[tuple[Mapping[str, float], float]]) -> dict[str, float]:
-    """Fit a price above 0 to each thing that is counted, by least squares of relative errors.
-
-    Args:
-        samples: counts, and the time that they took together.
-    """
-    names = sorted({name for counted, _ in samples for name in counted})
-    table = np.array([[counted.get(n, 0.0) / taken for n in names] for counted, taken in samples])
-    scale = np.linalg.norm(table, axis=0).clip(min=1e-30)
-    found, _ = nnls(table / scale, np.ones(len(samples)))
-    return {name: float(one) for name, one in zip(names, found / scale, strict=True) if one > 0}
 
 
 def machine(device: str = "cpu") -> str:

@@ -121,11 +121,11 @@ def main() -> None:
             try:
                 plan = bp_convert.plan(model, target="latency=0.5", inputs=inputs, latency_at=at)
                 note = next(one for one in plan.notes if one.startswith("latency="))
-                said = re.split(r" on random| in its form", note)[0]
+                said, first = re.split(r" on random| in its form", note)[0], note.split("; ")[-1]
                 faster, _ = ratio(model, plan, batch)
                 took = time.perf_counter() - start
                 print(
-                    f"{row} latency=0.5 | {said}; {faster:.2f} times as fast again; error "
+                    f"{row} latency=0.5 | {said}; {first}; {faster:.2f} times as fast; error "
                     f"{plan.error}; {plan.params.ratio:.2f} of the parameters; {took:.0f} s |"
                 )
             except bp_convert.PlanError as problem:

@@ -21,10 +21,11 @@ import torch
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from benchmarks.clock import machine, prices
+from benchmarks.clock import machine
 from bp_convert.layers import BPGRU, BPLSTM, BPRNN
 from bp_convert.layers.recurrent_stack import RecurrentStack
 from bp_convert.recurrence import path_cost
+from bp_convert.tuning.price_fit import prices
 
 LAYERS: dict[str, type[RecurrentStack]] = {"LSTM": BPLSTM, "GRU": BPGRU, "RNN_TANH": BPRNN}
 SIZES = ((32, 64), (128, 128), (256, 256), (512, 512), (256, 1000))

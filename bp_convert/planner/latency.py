@@ -48,7 +48,7 @@ OFF = 0.15  # of the measured time, which a prediction may be off by
 BOUNDS = 0.05, 20.0  # of a correction
 
 
-def place_of(model: nn.Module, settings: Settings) -> Host:
+def host_of(model: nn.Module, settings: Settings) -> Host:
     """Return where a model's layers run, as far as their prices go."""
     at = settings.latency_at
     first = next((one for one in model.parameters() if one.is_floating_point()), None)
@@ -63,18 +63,12 @@ def table_for(model: nn.Module, settings: Settings, progress: Progress) -> Machi
     Raises:
         PlanError: the device of the target is not there.
     """
-    place = place_of(model, settings)
-    table = read_table(place)
+    host = host_of(model, settings)
+    table = read_table(host)
     if table is not None or not settings.limits_latency:
         return table
-    if place.device != "cpu" and not torch.cuda.is_available():
-        raise PlanError(
-            where=f"latency_at.device {place.device}",
-            found="no such device on this machine",
-            allowed="cpu, or a CUDA device that torch finds",
-            fix="leave the device out to time on the CPU",
-        )
-    table = tuner.measured(place, progress)
+    tuner.check_host(host)
+    table = tuner.measured(host, progress)
     write_table(table)
     return table
 
@@ -169,11 +163,12 @@ class LatencyTarget:
 
     def _words(self, best: Round, pace: Pace) -> str:
         said = self.target.said
-        place, batch = place_of(self.model, self.settings), pace.batch
+        host, batch = host_of(self.model, self.settings), pace.batch
         words = (
             f"{self.target}: {said(best.limit)} of {said(pace.whole)} asked, "
             f"{said(best.predicted)} predicted, {said(best.measured)} measured on random weights "
-            f"in its form, batch {batch}, {place.words}"
+            f"in its form, batch {batch}, {host.words}; the first prediction was off by "
+            f"{100 * self.rounds[0].off:.0f} %"
         )
         if best.holds:
             return words
@@ -183,16 +178,16 @@ class LatencyTarget:
 
     def _source(self) -> dict[str, float]:
         key = self._key()
-        place = place_of(self.model, self.settings)
-        known = read_times(place, key)
+        host = host_of(self.model, self.settings)
+        known = read_times(host, key)
         if known is None:
             known = self._time([self._subject(None)])[0]
-            write_times(place, key, known)
+            write_times(host, key, known)
         return known
 
     def _taken(self, plan: Plan, times: Mapping[str, float]) -> dict[str, float]:
         """Return what a plan's model takes, at the source's speed when that was timed."""
-        place = place_of(self.model, self.settings)
+        host = host_of(self.model, self.settings)
         form = [
             (
                 one.name,
@@ -204,12 +199,12 @@ class LatencyTarget:
             if one.action == "replaced"
         ]
         key = self._key(json.dumps(form))
-        known = read_times(place, key)
+        known = read_times(host, key)
         if known is None:
             before, after = self._time([self._subject(None), self._subject(plan)])
             scale = times[WHOLE] / before[WHOLE]
             known = {name: scale * one for name, one in after.items()}
-            write_times(place, key, known)
+            write_times(host, key, known)
         return known
 
     def _time(self, subjects: list[Subject]) -> list[dict[str, float]]:
@@ -218,7 +213,7 @@ class LatencyTarget:
         def inputs(model: nn.Module) -> tuple[Args, Kwargs]:
             return self.sample.drawn.batch(model, batch)
 
-        return layer_clock.time_models(subjects, inputs, place_of(self.model, self.settings))
+        return layer_clock.time_models(subjects, inputs, host_of(self.model, self.settings))
 
     def _subject(self, plan: Plan | None) -> Subject:
         names = tuple(site.name for site in self.sites)

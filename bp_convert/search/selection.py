@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, sqrt
 
@@ -11,6 +11,7 @@ import numpy as np
 from bp_convert.errors import PlanError
 from bp_convert.kinds import Factors
 from bp_convert.programmes.exact import KEPT
+from bp_convert.search.aligning import align
 from bp_convert.search.allocate import (
     ERROR,
     OutOfReachError,
@@ -20,7 +21,7 @@ from bp_convert.search.allocate import (
     squared_error,
 )
 from bp_convert.search.curves import Curve
-from bp_convert.search.pace import Choice, paced
+from bp_convert.search.pace import NEARLY, Choice, paced
 from bp_convert.search.units import COSTS, Unit
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.plan import Tried
@@ -146,7 +147,8 @@ def choose(
         choice, limits, slower = paced(choice, limits, prefer)
         found.notes += [SLOWER] if slower else []
     choice.at = [_polished(unit, at, limits) for unit, at in zip(units, choice.at, strict=True)]
-    _fill(choice, limits)
+    there = align(choice, limits, NEARLY[prefer])
+    _fill(choice, limits, there)
     found.notes += _unspent(choice, targets, budget)
     return _result(found, choice, limits)
 
@@ -165,14 +167,20 @@ def _unspent(choice: Choice, targets: Sequence[Target], budget: Budget) -> list[
     return words
 
 
-def _fill(choice: Choice, limits: Mapping[str, float]) -> None:
-    """Give what the grid of terms left over to whichever unit gains most by it, again and again."""
+def _fill(choice: Choice, limits: Mapping[str, float], there: Collection[int] = ()) -> None:
+    """Give what the grid of terms left over to whichever unit gains most by it, again and again.
+
+    Args:
+        there: places of units whose numbers of terms are to stay.
+    """
     if not limits or ERROR in limits:
         return
     for _ in range(FILLS):
         room = {name: limit - choice.sum(name) for name, limit in limits.items()}
         gains = []
         for place, (unit, at) in enumerate(zip(choice.units, choice.at, strict=True)):
+            if place in there:
+                continue
             new = _polished(unit, at, limits, room)
             errors = quantity(unit, ERROR)
             gains.append((float(errors[at] - errors[new]), -place, new))

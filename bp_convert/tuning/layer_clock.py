@@ -43,21 +43,21 @@ class Stopwatch(Protocol):
         self,
         subjects: list[Subject],
         inputs: Callable[[nn.Module], tuple[Args, Kwargs]],
-        place: Host,
+        host: Host,
     ) -> list[dict[str, float]]:
         """Return each one's microseconds by name of layer, and its own by the name ``WHOLE``."""
 
 
 def time_models(
-    subjects: list[Subject], inputs: Callable[[nn.Module], tuple[Args, Kwargs]], place: Host
+    subjects: list[Subject], inputs: Callable[[nn.Module], tuple[Args, Kwargs]], host: Host
 ) -> list[dict[str, float]]:
     """Time models that take turns, each whole and, in passes of their own, layer by layer.
 
     Args:
         inputs: makes what a model is called with, on its device.
     """
-    device = torch.device(place.device)
-    with threads(place.threads), torch.no_grad(), quiet_forward(), same_draws():
+    device = torch.device(host.device)
+    with threads(host.threads), torch.no_grad(), quiet_forward(), same_draws():
         runs = []
         for one in subjects:
             model = evaluating(one.make().to(device))

@@ -59,16 +59,16 @@ class Host:
 
 @dataclass(frozen=True)
 class MachineTable:
-    """The prices that were measured at a place.
+    """The prices that were measured at a host.
 
     Attributes:
-        place: it.
+        host: it.
         prices: by kind and side, as in ``speed.json``.
         off: median relative difference between the times measured and by the prices.
         seconds: that it took to measure.
     """
 
-    place: Host
+    host: Host
     prices: Mapping[str, Counts]
     off: float = 0.0
     seconds: float = 0.0
@@ -76,18 +76,18 @@ class MachineTable:
     @property
     def words(self) -> str:
         """It in words."""
-        return f"tuned on {self.place.words}"
+        return f"tuned on {self.host.words}"
 
 
-def read_table(place: Host) -> MachineTable | None:
+def read_table(host: Host) -> MachineTable | None:
     """Return what was measured at a place; None where nothing was."""
-    held = _read(_folder(place) / PRICES)
+    held = _read(_folder(host) / PRICES)
     try:
         prices = {
             str(name): {str(what): float(one) for what, one in counts.items()}
             for name, counts in held["prices"].items()
         }
-        return MachineTable(place, prices, float(held["off"]), float(held["seconds"]))
+        return MachineTable(host, prices, float(held["off"]), float(held["seconds"]))
     except (AttributeError, KeyError, TypeError, ValueError):  # not there, or damaged
         return None
 
@@ -95,11 +95,11 @@ def read_table(place: Host) -> MachineTable | None:
 def write_table(table: MachineTable) -> None:
     """Keep what was measured, and forget the times of models there; a folder that cannot be
     written to is no error."""
-    folder = _folder(table.place)
+    folder = _folder(table.host)
     with contextlib.suppress(OSError):
         for old in folder.glob("*.json"):
             old.unlink(missing_ok=True)
-    held = {"place": table.place.words, "off": table.off, "seconds": table.seconds}
+    held = {"place": table.host.words, "off": table.off, "seconds": table.seconds}
     _write(folder / PRICES, {**held, "prices": dict(table.prices)})
 
 
@@ -108,22 +108,22 @@ def key_of_times(*words: str) -> str:
     return hashlib.blake2b("|".join(words).encode(), digest_size=16).hexdigest()
 
 
-def read_times(place: Host, key: str) -> dict[str, float] | None:
+def read_times(host: Host, key: str) -> dict[str, float] | None:
     """Return the times kept under a key, in microseconds by name; None where there are none."""
-    held = _read(_folder(place) / f"{key}.json")
+    held = _read(_folder(host) / f"{key}.json")
     try:
         return {str(name): float(one) for name, one in held.items()} or None
     except (TypeError, ValueError):
         return None
 
 
-def write_times(place: Host, key: str, times: Mapping[str, float]) -> None:
+def write_times(host: Host, key: str, times: Mapping[str, float]) -> None:
     """Keep times under a key; a folder that cannot be written to is no error."""
-    _write(_folder(place) / f"{key}.json", dict(times))
+    _write(_folder(host) / f"{key}.json", dict(times))
 
 
-def _folder(place: Host) -> Path:
-    text = "|".join((str(FORM), place.device, place.words))
+def _folder(host: Host) -> Path:
+    text = "|".join((str(FORM), host.device, host.words))
     return cache_base() / "tuned" / key_of_times(text)
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from statistics import quantiles
+from statistics import mean, median, quantiles
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from bp_convert.errors import PlanError
 from bp_convert.graph.running import same_draws
 from bp_convert.kinds import kind_of
-from bp_convert.prices import shipped
+from bp_convert.prices import ALIGNED, Counts, shipped
 from bp_convert.tuning.clock import own_time, threads
 from bp_convert.tuning.layer_grid import GridCase, factorings, grid
 from bp_convert.tuning.machine_table import Host, MachineTable, write_table
@@ -27,6 +28,11 @@ FEW = 3
 ENOUGH = (
     12  # samples of a family of kinds, below which its prices are the shipped ones at this scale
 )
+
+WIDE = ((768, 768, 197), (2048, 512, 32), (768, 3072, 128), (512, 2048, 64))  # and rows
+EVEN, ODD = 64, (61, 62, 63)  # inner widths to compare
+INNER = (*ODD, EVEN, EVEN + 8)
+GAIN = 0.05  # of the time, from which on a multiple is worth its while
 
 Clock = Callable[[Sequence[Callable[[], Any]], torch.device], list[float]]
 
@@ -51,23 +57,45 @@ def tune(
 
     Returns:
         The prices, and how far off they are.
+
+    Raises:
+        PlanError: a device that is not there, or another type.
     """
-    place = Host(device, threads or torch.get_num_threads(), dtype)
+    host = Host(device, threads or torch.get_num_threads(), dtype)
+    check_host(host)
     with told(progress) as tell:
-        table = measured(place, tell)
+        table = measured(host, tell)
     write_table(table)
     return table
 
 
+def check_host(host: Host) -> None:
+    """Check that layers can run at a host.
+
+    Raises:
+        PlanError: a device that is not there, or another type.
+    """
+    kind, _, number = host.device.partition(":")
+    known = kind == "cpu" or (kind == "cuda" and int(number or 0) < torch.cuda.device_count())
+    found: Any = getattr(torch, host.dtype, None)
+    if not known or not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise PlanError(
+            where=f"device {host.device}, dtype {host.dtype}",
+            found="nothing that layers can be timed on here",
+            allowed="cpu, or a CUDA device that torch finds; float32, bfloat16, float16, float64",
+            fix="leave them out to time float32 on the CPU",
+        )
+
+
 def measured(
-    place: Host,
+    host: Host,
     progress: Progress,
     *,
     cases: Sequence[GridCase] | None = None,
     seconds: float = SECONDS,
     clock: Clock | None = None,
 ) -> MachineTable:
-    """Return the prices of a place.
+    """Return the prices of a host.
 
     Args:
         cases: layers to time; None takes the grid.
@@ -77,26 +105,29 @@ def measured(
     cases = grid() if cases is None else cases
     start = time.perf_counter()
     samples: list[Sample] = []
-    with threads(place.threads), torch.no_grad(), same_draws():
+    with threads(host.threads), torch.no_grad(), same_draws():
         for done, case in enumerate(cases):
             spent = time.perf_counter() - start
             if spent > seconds:
                 break
             progress("timing layers", done, len(cases))
-            samples += timed(case, place, clock or lows)
+            samples += timed(case, host, clock or lows)
     progress("timing layers", len(cases), len(cases))
     counts: dict[str, int] = {}
     for one in samples:
         counts[one.family] = counts.get(one.family, 0) + 1
     enough = [one for one in samples if counts[one.family] >= ENOUGH]
     found = scaled(shipped(), samples) | fit(enough)
+    if samples:
+        with threads(host.threads), torch.no_grad(), same_draws():
+            found |= aligned(host, clock or lows)
     took = time.perf_counter() - start
-    return MachineTable(place, found, off(found, samples), took)
+    return MachineTable(host, found, off(found, samples), took)
 
 
-def timed(case: GridCase, place: Host, clock: Clock) -> list[Sample]:
+def timed(case: GridCase, host: Host, clock: Clock) -> list[Sample]:
     """Time one layer, dense and on several factorings, all in turn."""
-    device, dtype = torch.device(place.device), getattr(torch, place.dtype)
+    device, dtype = torch.device(host.device), getattr(torch, host.dtype)
     module = case.make().to(device, dtype).eval()
     kind = kind_of(module)
     if kind is None:
@@ -115,6 +146,27 @@ def timed(case: GridCase, place: Host, clock: Clock) -> list[Sample]:
             words = f"{module} {case.shape} {', '.join(map(str, factors.values()))}"
             found.append(Sample(kind.name, (dense, taken), counts, words))
     return found
+
+
+def aligned(host: Host, clock: Clock) -> dict[str, Counts]:
+    """Return the step of inner widths at which layers of low rank are faster; nothing where no
+    step gains more than ``GAIN``."""
+    device, dtype = torch.device(host.device), getattr(torch, host.dtype)
+    gains, eighths = [], []
+    for inputs, outputs, rows in WIDE:
+        x = torch.randn(rows, inputs, device=device, dtype=dtype)
+        layers = [
+            nn.Sequential(nn.Linear(inputs, inner, bias=False), nn.Linear(inner, outputs))
+            for inner in INNER
+        ]
+        times = clock([partial(one.to(device, dtype), x) for one in layers], device)
+        taken = dict(zip(INNER, times, strict=True))
+        gains.append(mean(taken[one] for one in ODD) / taken[EVEN])
+        eighths.append(taken[EVEN + 8] * EVEN / (EVEN + 8) / taken[EVEN])
+    if median(gains) < 1 + GAIN:
+        return {}
+    step = 8 if median(eighths) < 1 + GAIN else 16
+    return {ALIGNED: {"step": float(step), "gain": median(gains) - 1}}
 
 
 def lows(passes: Sequence[Callable[[], Any]], device: torch.device) -> list[float]:
