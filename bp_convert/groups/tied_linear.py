@@ -105,8 +105,10 @@ class BPTiedLinear(BPLinear):
         """Map (..., E) to (..., V); of a nested tensor each sequence."""
         if input.is_nested:
             return over_nested(self, input)
-        if self.way == "expanded" and (weight := self.built_for(input)) is not None:
-            return F.linear(input, weight, self.bias)
+        if self.way == "expanded" and (built := self.built_for(input)) is not None:
+            weight, most = built
+            if input.numel() < most:
+                return F.linear(input, weight, self.bias)
         y = bilinear(input, self.w1, self.w2.transpose(1, 2))
         if y.shape[-1] > self.out_features:
             y = y[..., : self.out_features].contiguous()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from math import inf
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bp_convert.kron.contract import bilinear
+from bp_convert.kron.contract import bilinear, bilinear_macs
 from bp_convert.kron.fits import checked
 from bp_convert.kron.policies import paper_factors
 from bp_convert.layers.common import BilinearLayer, over_nested
 from bp_convert.values.factors import FactorSpec
+
+MANY = 4_000_000  # multiply-adds saved in a call, for which an expanded layer runs on its factors
 
 
 class BPLinear(BilinearLayer):
@@ -62,9 +65,20 @@ class BPLinear(BilinearLayer):
         """Map (..., D) to (..., K); of a nested tensor each sequence."""
         if input.is_nested:
             return over_nested(self, input)
-        if self.way == "expanded" and (weight := self.built_for(input)) is not None:
-            return F.linear(input, weight, self.bias)
+        if self.way == "expanded" and (built := self.built_for(input)) is not None:
+            weight, most = built
+            if input.numel() < most:
+                return F.linear(input, weight, self.bias)
         return bilinear(input, self.w1, self.w2, self.bias)
+
+    def expand(self) -> Any:
+        """Build the weight; and tell from how many numbers on a call goes on the factors all the
+        same, since it saves so many multiply-adds."""
+        weight = super().expand()
+        dense = self.in_features * self.out_features
+        saved = dense - 2 * bilinear_macs(self.factors)  # small products are less efficient
+        most = self.in_features * MANY / saved if saved > 0 else inf
+        return None if weight is None else (weight, most)
 
     def extra_repr(self) -> str:
         """Tell the widths, the pairs and the number of terms."""

@@ -229,6 +229,24 @@ def test_a_large_factor_is_looked_at_throughout() -> None:
             assert_near(layer(x), nn.functional.linear(x, layer.weight, layer.bias))
 
 
+def test_large_calls_that_factors_make_cheap_go_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = BPLinear(512, 512).eval()
+    layer.way = "expanded"
+    called: list[int] = []
+    monkeypatch.setattr(
+        "bp_convert.layers.linear.bilinear", lambda x, *_: called.append(len(x)) or x
+    )
+    with torch.no_grad():
+        for rows in (1, 8, 32):
+            layer(torch.randn(rows, 512))
+    assert called == [32]
+    layer = BPLinear(512, 512, rank=64).eval()  # as many multiply-adds as the dense layer
+    layer.way = "expanded"
+    with torch.no_grad():
+        layer(torch.randn(32, 512))
+    assert called == [32]
+
+
 def test_parametrized_factors_run_as_factors() -> None:
     layer, x = _linear(), torch.randn(3, 12)
     expected = layer(x)
