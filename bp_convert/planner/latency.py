@@ -44,6 +44,7 @@ from bp_convert.values.target import Target
 
 ROUNDS = 3  # choices that are built and timed
 OVER = 1.02  # times the limit, up to which a measured time counts as keeping it
+LOWER = 0.02  # of the limit, by which the next choice is aimed lower where one did not keep it
 OFF = 0.15  # of the measured time, which a prediction may be off by
 BOUNDS = 0.05, 20.0  # of a correction
 
@@ -272,6 +273,8 @@ class LatencyTarget:
                 said *= factors[layer.name] / before
             more -= said - pace.layers.get(layer.name, 0.0)
         factors.update({kind: median(ones) for kind, ones in by_kind.items()})
+        if not self.rounds[-1].holds:
+            more += LOWER * self.rounds[-1].limit
         return replace(pace, factors=factors, more=more)
 
     def _check(self) -> None:
