@@ -44,7 +44,8 @@ from bp_convert.values.target import Target
 
 ROUNDS = 3  # choices that are built and timed
 OVER = 1.02  # times the limit, up to which a measured time counts as keeping it
-LOWER = 0.02  # of the limit, by which the next choice is aimed lower where one did not keep it
+# Of the limit, by how much at least and at most the next choice is aimed lower where one missed it;
+LOWER, MOST = 0.02, 0.1  # between them, by as much as it was missed
 OFF = 0.15  # of the measured time, which a prediction may be off by
 BOUNDS = 0.05, 20.0  # of a correction
 
@@ -273,8 +274,9 @@ class LatencyTarget:
                 said *= factors[layer.name] / before
             more -= said - pace.layers.get(layer.name, 0.0)
         factors.update({kind: median(ones) for kind, ones in by_kind.items()})
-        if not self.rounds[-1].holds:
-            more += LOWER * self.rounds[-1].limit
+        last = self.rounds[-1]
+        if not last.holds:
+            more += min(MOST * last.limit, max(LOWER * last.limit, last.measured - last.limit))
         return replace(pace, factors=factors, more=more)
 
     def _check(self) -> None:
