@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from bp_convert.graph.example import adapt, device_of
 from bp_convert.graph.running import quiet_forward, same_draws
 from bp_convert.graph.tree import map_tensors, tensors_in
 from bp_convert.reconstruction.call_order import Segment
+from bp_convert.reconstruction.front import Front
 from bp_convert.reconstruction.gap import chosen, relative, squares
 from bp_convert.reconstruction.shelf import Shelf
 
@@ -33,7 +35,8 @@ class Bench:
     """Runs a segment of ``after`` on batches, and holds what the source gives there.
 
     A block that gives alone what it gives in its model runs alone, on inputs that are caught once.
-    Anything else runs with all that is before it, which takes longer.
+    Anything else runs in its model, with nothing in the place of what is before it where that
+    gives the same (see ``Front``).
 
     Args:
         before: the source.
@@ -56,9 +59,12 @@ class Bench:
         self.device = device_of(after)
         self.masks = [token_mask(batch) for batch in batches]
         self.cases: Shelf | None = None
+        self.front: Front | None = None
         self.places: list[int] | None = None
         self._ask(parameters)
         self._settle(before)
+        if self.cases is None:
+            self._begin_late(parameters)
 
     def _ask(self, parameters: Sequence[nn.Parameter]) -> None:
         """Let gradients go to these parameters alone."""
@@ -119,9 +125,30 @@ class Bench:
 
     def close(self) -> None:
         """Give up what was caught."""
-        for shelf in (self.cases, getattr(self, "wanted", None)):
+        for shelf in (self.cases, self.front, getattr(self, "wanted", None)):
             if shelf is not None:
                 shelf.close()
+
+    @torch.no_grad()
+    def _begin_late(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Leave out what is before the segment, where all batches then give the same."""
+        front = Front(self.after, self.segment.modules, len(self.batches))
+        wanted = [
+            front.catch(partial(self._through, number)) for number in range(len(self.batches))
+        ]
+        try:
+            if front.spares(parameters):
+                self.front = front
+                pairs = (
+                    (self._at(self._through(number)), self._at(one))
+                    for number, one in enumerate(wanted)
+                )
+                if all(_alike(found, due) for found, due in pairs):
+                    return
+        except Exception:
+            pass
+        self.front = None
+        front.close()
 
     def _at(self, found: Sequence[Tensor]) -> list[Tensor]:
         assert self.places is not None
@@ -131,7 +158,8 @@ class Bench:
             raise Untunable("it puts out another number of tensors each time") from None
 
     def _through(self, number: int) -> list[Tensor]:
-        return run_to(self.after, self.batches[number], number, self._waiting(self.after))
+        with nullcontext() if self.front is None else self.front.standing(number, self._there):
+            return run_to(self.after, self.batches[number], number, self._waiting(self.after))
 
     def _waiting(self, model: nn.Module) -> Waiting | None:
         segment = self.segment

@@ -1,0 +1,127 @@
+"""What stands for all that is before a segment while that runs again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bp_convert.graph.tree import map_tensors
+from bp_convert.reconstruction.shelf import Shelf
+
+
+class Front:
+    """Lets a model begin at its segment: layers before it put out zeros, and the layer that the
+    segment begins with is given what it was given when the whole model ran.
+
+    The model's own code runs on in between, on those zeros. Whether that is what it is, with
+    nothing else of the front going into the segment, is for the caller to see (``Bench``).
+
+    Args:
+        model: what runs.
+        segment: its modules that are tuned, by name.
+        count: batches.
+    """
+
+    def __init__(self, model: nn.Module, segment: Sequence[str], count: int) -> None:
+        self.inside = [model.get_submodule(name) for name in segment]
+        own = {id(one) for top in self.inside for one in top.modules()}
+        self.layers = [
+            one
+            for one in model.modules()
+            if id(one) not in own and one._parameters and not any(one.children())
+        ]
+        self.first: nn.Module | None = None
+        self.given = Shelf(count)
+        self.made: list[dict[int, list[Any]]] = []  # what each layer before puts out, as shapes
+
+    def catch(self, run: Callable[[], Any]) -> Any:
+        """Take down one batch more, as the whole model runs on it; return what ``run`` does."""
+        made: dict[int, list[Any]] = {}
+        arrived: list[nn.Module] = []
+
+        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if not arrived:
+                arrived.append(module)
+                self.given.put((args, kwargs))
+
+        def after(module: nn.Module, _: Any, output: Any) -> None:
+            if not arrived:
+                made.setdefault(id(module), []).append(map_tensors(_hollow, output))
+
+        with ExitStack() as hooks:
+            for one in self.inside:
+                handle = one.register_forward_pre_hook(before, with_kwargs=True)
+                hooks.enter_context(handle)
+            for one in self.layers:
+                hooks.enter_context(one.register_forward_hook(after))
+            found = run()
+        if self.first is None and arrived:
+            self.first = arrived[0]
+        self.made.append(made if arrived and arrived[0] is self.first else {})
+        return found
+
+    def spares(self, parameters: Sequence[nn.Parameter]) -> bool:
+        """Return whether in each batch something is before the segment that does not change with
+        these parameters."""
+        tuned = {id(one) for one in parameters}
+        tied = any(id(p) in tuned for one in self.layers for p in one._parameters.values())
+        return bool(self.made) and all(self.made) and not tied
+
+    @contextmanager
+    def standing(self, number: int, place: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        """Stand for the front of a batch while the model runs.
+
+        Args:
+            place: brings what was kept to where the model is.
+        """
+        assert self.first is not None
+        fresh = [True]
+
+        def begin(module: nn.Module, *_: Any) -> Any:
+            if fresh:
+                fresh.clear()
+                return map_tensors(place, self.given[number])
+            return None
+
+        with ExitStack() as stack:
+            for layer in self.layers:
+                outputs = self.made[number].get(id(layer))
+                if outputs:
+                    stack.enter_context(_hollowed(layer, outputs))
+            stack.enter_context(self.first.register_forward_pre_hook(begin, with_kwargs=True))
+            yield
+
+    def close(self) -> None:
+        """Give up what was caught."""
+        self.given.close()
+
+
+def _hollow(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same form that holds one number."""
+    return tensor.new_zeros(()).expand(tensor.shape)
+
+
+@contextmanager
+def _hollowed(layer: nn.Module, outputs: Sequence[Any]) -> Iterator[None]:
+    """Let a layer put out zeros of these forms in turn, and after them what it computes."""
+    mine = layer.__dict__.get("forward")
+    left = list(reversed(outputs))
+    real = layer.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if not left:
+            return real(*args, **kwargs)
+        return map_tensors(torch.zeros_like, left.pop())
+
+    layer.forward = forward
+    try:
+        yield
+    finally:
+        if mine is None:
+            del layer.forward
+        else:
+            layer.forward = mine

@@ -1,0 +1,112 @@
+"""A segment that is no block runs without what is before it where that gives the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bp_convert.reconstruction.bench import Bench
+from bp_convert.reconstruction.call_order import Segment
+
+
+class Net(nn.Module):
+    """Convolutions in a row, with norms and activations in place, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(1, 6, 3)
+        self.norm = nn.BatchNorm2d(6)
+        self.two = nn.Conv2d(6, 8, 3)
+        self.three = nn.Conv2d(8, 8, 3)
+        self.head = nn.Linear(8, 4)
+        self.calls = 0
+        self.one.register_forward_hook(self.count)
+
+    def count(self, *_: object) -> None:
+        self.calls += 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu_(self.norm(self.one(x)))
+        x = F.relu_(self.two(x))
+        return self.head(self.late(x).mean((2, 3)))  # type: ignore[no-any-return]
+
+    def late(self, x: Tensor) -> Tensor:
+        return F.relu_(self.three(x))
+
+
+class Across(Net):
+    """What the last convolution puts out goes beside what came before it."""
+
+    def late(self, x: Tensor) -> Tensor:
+        return F.relu(self.three(x)) + x[..., 1:-1, 1:-1]
+
+
+class Tied(Net):
+    """The first and the last convolution share their bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.two = nn.Conv2d(6, 8, 3, padding=1)
+        self.two.bias = self.three.bias
+
+
+class Branching(Net):
+    """How it goes on hangs on the first activations."""
+
+    def late(self, x: Tensor) -> Tensor:
+        return super().late(x) * (2.0 if float(x.detach().abs().sum()) > 0 else 1.0)
+
+
+def bench_of(kind: type[Net], *names: str, behind: str | None = None) -> tuple[Bench, Net]:
+    torch.manual_seed(0)
+    source, small = kind().eval(), kind().eval()
+    parameters = [p for name in names for p in small.get_submodule(name).parameters()]
+    batches = tuple(((torch.randn(n, 1, 12, 12),), {}) for n in (5, 5, 3))
+    return Bench(source, small, Segment(names, behind=behind), parameters, batches), small
+
+
+@pytest.mark.parametrize(
+    ("names", "behind"), [(("three",), "head"), (("two", "three"), "head"), (("three",), None)]
+)
+def test_layers_before_it_are_left_out_and_nothing_changes(
+    names: tuple[str, ...], behind: str | None
+) -> None:
+    bench, small = bench_of(Net, *names, behind=behind)
+    assert bench.front is not None
+    found = []
+    for front in (bench.front, None):
+        bench.front = front
+        small.zero_grad()
+        kept = small.one.weight.detach().clone()
+        gap = torch.stack([bench.squares(number)[0].sum() for number in range(3)]).sum()
+        gap.backward()
+        found.append([gap.detach(), *(small.get_submodule(n).weight.grad for n in names)])  # type: ignore[union-attr]
+        assert torch.equal(small.one.weight, kept)
+    for late, whole in zip(*found, strict=True):
+        assert torch.allclose(late, whole, rtol=1e-5)
+    assert "forward" not in small.one.__dict__
+
+
+def test_it_does_run_late() -> None:
+    bench, small = bench_of(Net, "three", behind="head")
+    assert bench.front is not None
+    with torch.no_grad():
+        small.one.weight.fill_(float("nan"))  # what is not run is not seen
+    assert bench.error([0]) > 0
+    bench.front = None
+    assert torch.isnan(torch.tensor(bench.error([0])))
+    bench.close()
+
+
+@pytest.mark.parametrize("kind", [Across, Tied, Branching])
+def test_the_whole_model_runs_where_more_of_it_goes_in(kind: type[Net]) -> None:
+    bench, _ = bench_of(kind, "three", behind=None if kind is Across else "head")
+    assert bench.front is None
+    assert bench.error([0, 1, 2]) > 0
+
+
+def test_nothing_is_left_out_before_the_first_layer() -> None:
+    bench, _ = bench_of(Net, "one", "norm", behind="two")
+    assert bench.front is None
