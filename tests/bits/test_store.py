@@ -91,7 +91,7 @@ def test_files_have_the_bits_and_load_in_a_fresh_process(
         "*(nn.Conv2d(3, 24, 3, padding=1), nn.ReLU(), nn.AvgPool2d(4), nn.Flatten()), "
         "*(nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 10)))\n"
     )
-    asked = {"target": "params=0.6", "calibrate": images(), "inputs": ["3x8x8"]}
+    asked = {"target": "params=0.6", "calibrate": images(), "inputs": ["3x8x8"], "ways": "factored"}
     made, report = bp_convert.convert(small(), store="int4", **asked)
     whole, _ = bp_convert.convert(small(), store="fp32", **asked)
     saved = report.plan.bytes.before - report.plan.bytes.after
