@@ -90,7 +90,7 @@ def noise_of(
     dense = {
         word: relative(
             [
-                _nearest(one, metric, word, lookup=lookup) - one
+                rounded_dense(one, metric, word, lookup=lookup) - one
                 for one, metric in zip(matrices, metrics, strict=True)
             ]
         )
@@ -110,8 +110,12 @@ def noise_of(
     return Noise(dense, pairs, worst)
 
 
-def _nearest(matrix: Tensor, metric: Metric, word: str, *, lookup: bool) -> Tensor:
-    """Return a dense weight as it is rounded."""
+def rounded_dense(matrix: Tensor, metric: Metric, word: str, *, lookup: bool) -> Tensor:
+    """Return a dense weight (K, D) as it is rounded.
+
+    Args:
+        lookup: it is a table turned, whose rows are scaled.
+    """
     form = FORMS[word]
     if not isinstance(form, Grid):
         return form.rounded(matrix)

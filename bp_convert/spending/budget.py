@@ -16,7 +16,8 @@ HEAD = 3300  # its form and its settings,
 TENSOR = 110  # of each tensor its place and shape,
 LETTER = 7  # each letter of their names,
 LAYER = 1660  # of each layer its line in the plan,
-MATRIX = 200  # and of each of its matrices the factors
+MATRIX = 200  # and of each of its matrices the factors,
+TRIED = 1300  # what was tried on examples held out
 
 
 def budget_for(

@@ -14,6 +14,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from bp_convert.bits.grid import FORMS, Grid, nbytes
+from bp_convert.bits.rounded import rounded_factors
 from bp_convert.calibration.ahead import Ahead, beside
 from bp_convert.calibration.gatherer import Order, order_of
 from bp_convert.calibration.held import Yardstick
@@ -29,11 +31,12 @@ from bp_convert.kron.als import affordable, fit_in_metric, natural
 from bp_convert.kron.column_order import Columns
 from bp_convert.kron.metric import Full, Metric, Plain
 from bp_convert.search import cache
-from bp_convert.search.bit_axis import NO_PAIR
+from bp_convert.search.bit_axis import NO_PAIR, rounded_dense
 from bp_convert.search.candidates import Candidates
 from bp_convert.search.curves import Curve
 from bp_convert.search.units import Unit
 from bp_convert.values.factors import FactorSpec
+from bp_convert.values.settings import Store
 
 EXAMPLES = 192  # that are fitted to
 FEW = 24  # of them at least, where a pass takes long
@@ -63,6 +66,7 @@ class Rehearsal:
         both: Collection[str],
         shrink: float = 0.0,
         stacks: Sequence[Stacked] = (),
+        stores: Mapping[str, Store | None] | None = None,
     ) -> Tensor | None:
         """Return the squared error of each held-out example; None where none can be compared.
 
@@ -71,15 +75,18 @@ class Rehearsal:
             both: layers whose outputs count by what the model makes of them.
             shrink: as for ``Candidates``.
             stacks: layers that share a factor.
+            stores: how layers are stored, kept or factored; others as the model has them.
         """
+        bits = {name: one for name, one in (stores or {}).items() if one in FORMS}
         groups = [list(one.names) for one in stacks]
         examples = sum(map(rows_in, self._few))
-        words = [sorted(both), f"{shrink:g}", groups, [STAGES, SWEEPS, examples]]
+        words: list[object] = [sorted(both), f"{shrink:g}", groups, [STAGES, SWEEPS, examples]]
+        words += [bits] if bits else []
         key = self.candidates.key_of_choice(chosen, words)
         kept = cache.read(key)
         if kept is not None:
             return torch.from_numpy(kept[0][0].errors) if kept[0] else None
-        found = self._run(chosen, both, shrink, stacks)
+        found = self._run(chosen, both, shrink, stacks, bits)
         errors = None if found is None else found.float()
         one = [] if errors is None else [Curve(NO_PAIR, errors.cpu().numpy())]
         cache.write(key, one, 1.0)
@@ -92,6 +99,7 @@ class Rehearsal:
         both: Collection[str],
         shrink: float,
         stacks: Sequence[Stacked],
+        bits: Mapping[str, str],
     ) -> Tensor | None:
         rows: dict[str, Tensor] = {}  # of the factors that are shared, by the first layer's name
         sharing = {name: stack for stack in stacks for name in stack.names}
@@ -100,11 +108,15 @@ class Rehearsal:
         units: dict[str, list[Unit]] = {}
         for unit in self.units:
             spec = chosen.get(unit.name, {}).get(unit.role)
-            if spec is not None and spec.rank < spec.full_rank:
+            changed = spec is not None and spec.rank < spec.full_rank
+            if unit.role and (changed or unit.name in bits):
                 units.setdefault(unit.name, []).append(unit)
         sites = {name: ones[0].layer.site for name, ones in units.items()}
         start = {name: one.clone() for name, one in model.state_dict().items()}
         try:
+            for unit in self.units:
+                if not unit.role and unit.name in bits:  # stays dense for a reason of its own
+                    self._round(model, unit, bits[unit.name])
             for number, stage in enumerate(self._order.stages(STAGES)):
                 names = [name for name in stage if name in units]
                 if not names:
@@ -115,15 +127,20 @@ class Rehearsal:
                 for name in names:
                     for unit in units[name]:
                         found = moments.get((name, unit.role))
-                        spec = chosen[name][unit.role]
-                        if name in sharing and found and found[0].count:
+                        spec = chosen.get(name, {}).get(unit.role)
+                        if spec and name in sharing and found and found[0].count:
                             self._share(model, unit, sharing[name], spec, moments, rows, shrink)
                             continue
-                        self._change(model, unit, spec, found, both=name in both, shrink=shrink)
+                        self._change(
+                            *(model, unit, spec, found, bits.get(name)),
+                            both=name in both,
+                            shrink=shrink,
+                        )
             for name, ones in units.items():  # what no data reaches goes by its weights
                 if name not in self._order.calls:
                     for unit in ones:
-                        self._change(model, unit, chosen[name][unit.role], None)
+                        spec = chosen.get(name, {}).get(unit.role)
+                        self._change(model, unit, spec, None, bits.get(name))
             return yardstick.errors(model)
         finally:
             model.load_state_dict(start)
@@ -132,15 +149,15 @@ class Rehearsal:
         self,
         model: nn.Module,
         unit: Unit,
-        spec: FactorSpec,
+        spec: FactorSpec | None,
         moments: Sequence[Moment] | None,
+        store: str | None = None,
         *,
         both: bool = False,
         shrink: float = 0.0,
     ) -> None:
-        """Put a role's matrices where their factors would be."""
+        """Put a role's matrices where their factors would be, or what is stored of them."""
         site = unit.layer.site
-        columns = Columns.of(spec, self._kernel(unit))
         matrices = site.kind.computed(site.module)[unit.role]
         slope = self.candidates.slopes.get((unit.name, unit.role)) if both else None
         counts = None if slope is None else slope.forms(len(matrices), shrink)
@@ -154,14 +171,11 @@ class Rehearsal:
                 metric = moment.metric(shrink)
                 target = moment.target(weight, metric)
                 outputs = moment.outputs if counts is None else counts[index]
-            near = fit_in_metric(
-                *(target, spec, columns, metric),
-                outputs=outputs,
-                sweeps=SWEEPS if affordable(spec, metric, WORK, SIDE) else 0,
-                solved=torch.float32,
-                name=unit.name,
-            )
-            fitted = natural(near.w1, near.w2, columns)[:, : weight.shape[1]]
+            if spec is None:
+                assert store is not None
+                fitted = rounded_dense(target, metric, store, lookup=site.kind.lookup).to(weight)
+            else:
+                fitted = self._fitted(unit, spec, target, metric, outputs, store)
             changes.append(fitted - weight)
             if moment is not None and moment.centred and not site.kind.lookup:
                 before, after = moment.other_mean.float(), moment.mean.float()
@@ -170,6 +184,41 @@ class Rehearsal:
         site.kind.add(module, unit.role, changes)
         if len(shifts) == len(changes):
             site.kind.add_bias(module, unit.role, shifts)
+
+    def _fitted(
+        self,
+        unit: Unit,
+        spec: FactorSpec,
+        target: Tensor,
+        metric: Metric,
+        outputs: Metric | None,
+        store: str | None,
+    ) -> Tensor:
+        """Return what a weight (K, D) is on factors, as they are stored."""
+        columns = Columns.of(spec, self._kernel(unit))
+        near = fit_in_metric(
+            *(target, spec, columns, metric),
+            outputs=outputs,
+            sweeps=SWEEPS if affordable(spec, metric, WORK, SIDE) else 0,
+            solved=torch.float32,
+            name=unit.name,
+        )
+        one, two = near.w1, near.w2
+        form = FORMS.get(store or "")
+        if isinstance(form, Grid):
+            scales = (form.scales, form.scales)
+            found = rounded_factors(target, one, two, columns, metric, form, scales, spec=spec)
+            one, two = found.w1, found.w2
+        elif form is not None:
+            one, two = form.rounded(one), form.rounded(two)
+        return natural(one, two, columns)[:, : target.shape[1]]
+
+    @staticmethod
+    def _round(model: nn.Module, unit: Unit, store: str) -> None:
+        """Round what a layer holds that stays dense."""
+        for one in model.get_submodule(unit.name).parameters():
+            if nbytes(store, one) < one.numel() * one.element_size():
+                one.copy_(FORMS[store].rounded(one))
 
     def _share(
         self,

@@ -24,7 +24,7 @@ from bp_convert.search.candidates import Candidates, settled
 from bp_convert.search.selection import Allocation, Budget, choose
 from bp_convert.search.sharing import exchanged
 from bp_convert.search.units import FreeLayer, Timed, Unit
-from bp_convert.spending.budget import budget_for
+from bp_convert.spending.budget import TRIED, budget_for
 from bp_convert.spending.rehearsal import Rehearsal
 from bp_convert.spending.trying import Trying, estimated
 from bp_convert.values.plan import largest
@@ -32,6 +32,7 @@ from bp_convert.values.progress import Progress
 from bp_convert.values.settings import Settings, Store
 
 WHOLE = 64  # bits of a number at most
+ALIKE: tuple[Store | None, ...] = ("int8", "int4", "int3", None)  # tried for all layers
 EXCHANGES = 3  # times that layers are exchanged for groups of them
 MANY = 32  # the larger batch at which the whole model is to stay as fast
 PACKED = 1500  # bytes of a file, on the safe side, that say how its packed tensors are stored
@@ -136,6 +137,9 @@ class Spending:
             before = {**budget.before, "latency": self.pace.whole}
             fixed = {**budget.fixed, "latency": self.pace.rest(layers)}
             budget = replace(budget, before=before, fixed=fixed)
+        if candidates.by_data and self.tries:
+            said = budget.fixed["size"] + TRIED
+            budget = replace(budget, fixed={**budget.fixed, "size": said})
         plain = budget, units
         if ways:
             budget, dense = self._with_bits(budget, kept, ways)
@@ -162,9 +166,8 @@ class Spending:
         else:
             rehearsal = Rehearsal(candidates, parted(self._batches)[1], units)
             choose = partial(self._chosen, layers=layers, budget=budget)
-            if asked.chooses_bits:  # which are not rehearsed: choices would be told apart without
-                asked = asked.model_copy(update={"allocation": "measured"})
-            trying = Trying(rehearsal, choose, asked, self.progress)
+            alike = _stored_alike(units) if asked.chooses_bits else {}
+            trying = Trying(rehearsal, choose, asked, self.progress, alike)
             found = trying.best(units, found)
         if asked.chooses_bits or not asked.groups:  # how layers that share are stored is not chosen
             return found
@@ -394,6 +397,18 @@ class Spending:
                 allowed="an input to run the model on",
                 fix="describe it with --input, such as --input 3x224x224",
             )
+
+
+def _stored_alike(units: Sequence[Unit]) -> dict[str, list[Unit]]:
+    """Return units of which all are stored in the same bits, where they may be, by words on it."""
+    found = {}
+    for store in ALIKE:
+        words = "all layers as the model has them" if store is None else f"all layers in {store}"
+        found[words] = [
+            _alike(unit, {unit.name: {store}}, max) if store in unit.whole else unit
+            for unit in units
+        ]
+    return found
 
 
 def _alike(

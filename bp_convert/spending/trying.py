@@ -9,7 +9,7 @@ makes the model worse on those examples.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import sqrt
 
@@ -41,6 +41,7 @@ class Trying:
         rehearsal: tries a choice.
         choose: spends the target on units.
         settings: what may be tried.
+        alike: units of which all are stored alike, by words on it.
 
     Attributes:
         tried: what was tried.
@@ -52,6 +53,7 @@ class Trying:
     choose: Choose
     settings: Settings
     progress: Progress
+    alike: Mapping[str, Sequence[Unit]] = field(default_factory=dict)
     tried: list[Tried] = field(default_factory=list)
     units: Sequence[Unit] = ()
     errors: Tensor | None = None
@@ -67,38 +69,42 @@ class Trying:
             sides = {name for name, _ in self.rehearsal.candidates.slopes}
         shrink = 0.0 if self.settings.shrink == "auto" else self.settings.shrink
         self.progress("trying the choice on examples held out", 0, 1)
-        errors = self.rehearsal.errors(first.factors, sides, shrink)
-        if errors is None or not first.factors:
+        errors = self._errors(first, sides, shrink)
+        if errors is None or not (first.factors or first.stores):
             return first
         best, words = first, "as measured"
         if self.settings.allocation == "uniform":
             words = "all layers alike"
         taken = self._note(words, errors)
+        others = dict(self.alike)
         if self.settings.allocation == "auto" and not any(
             one.quantity == "error" for one in self.settings.target
         ):
-            known = [first.factors]
-            for words, weights in self._ways(units).items():
-                other = [replace(unit, sensitivity=weights[unit.name, unit.role]) for unit in units]
-                try:
-                    found = self.choose(other)
-                except PlanError:  # rounding of the choice: the first one stands
-                    continue
-                if found.factors in known:
-                    continue
-                known.append(found.factors)
-                now = self.rehearsal.errors(found.factors, sides, shrink)
-                if now is None:
-                    continue
-                place = self._note(words, now)
-                if is_nearer(now, errors):
-                    best, errors, taken = found, now, place
-                    self.units = other
+            for told, weights in self._ways(units).items():
+                others[told] = [
+                    replace(unit, sensitivity=weights[unit.name, unit.role]) for unit in units
+                ]
+        known = [(first.factors, first.stores)]
+        for told, other in others.items():
+            try:
+                found = self.choose(other)
+            except PlanError:  # out of reach like that, or rounding: the first one stands
+                continue
+            if (found.factors, found.stores) in known:
+                continue
+            known.append((found.factors, found.stores))
+            now = self._errors(found, sides, shrink)
+            if now is None:
+                continue
+            place = self._note(told, now)
+            if is_nearer(now, errors):
+                best, errors, taken = found, now, place
+                self.units = other
         if self.settings.sides == "auto":
             sides, errors, taken = self._sided(units, best, sides, shrink, errors, taken)
         if self.settings.shrink == "auto":
             for strength in STRENGTHS:
-                now = self.rehearsal.errors(best.factors, sides, strength)
+                now = self._errors(best, sides, strength)
                 if now is None:
                     continue
                 place = self._note(f"what layers see drawn {strength:g} towards the weights", now)
@@ -118,6 +124,10 @@ class Trying:
             tried=self.tried,
             notes=best.notes,
         )
+
+    def _errors(self, found: Allocation, sides: Collection[str], shrink: float) -> Tensor | None:
+        stores = {name: next(iter(ones)) for name, ones in found.stores.items()}
+        return self.rehearsal.errors(found.factors, sides, shrink, stores=stores)
 
     def is_better(self, found: Allocation, stacks: Sequence[Stacked]) -> bool:
         """Return whether a choice in which layers share factors is nearer to the source than the
@@ -195,7 +205,7 @@ class Trying:
                 groups.setdefault(re.sub(r"\d+", "#", unit.name), []).append(unit)
         if not groups:
             return sides, errors, taken
-        now = self.rehearsal.errors(best.factors, set(), shrink)
+        now = self._errors(best, set(), shrink)
         if now is not None:
             place = self._note("every layer by its inputs alone", now)
             if is_nearer(now, errors):
@@ -205,7 +215,7 @@ class Trying:
         order = sorted(groups, key=lambda one: -sum(unit.size for unit in groups[one]))
         for name in order[:GROUPS]:
             fewer = sides - {unit.name for unit in groups[name]}
-            now = self.rehearsal.errors(best.factors, fewer, shrink)
+            now = self._errors(best, fewer, shrink)
             if now is None:
                 continue
             place = self._note(f"{name} by its inputs alone", now)
