@@ -30,6 +30,7 @@ from bp_convert.widths.followers import Follow, in_place
 
 LARGEST = 2**29  # numbers in a widened weight that is built to be fitted: 2 GB in float32
 GROWTH = 64  # times a tensor's numbers, to which a plan that a person edited may let it grow
+MANY = 10**12  # terms, beyond which a number is not written out
 
 
 @dataclass
@@ -173,6 +174,17 @@ def _check_replaced(site: Site, layer: LayerPlan, leader: Site | None) -> None:
             found=f"action replaced, but: {reason}",
             allowed="action kept",
             fix="set its action to kept in the plan",
+        )
+    choices = site.kind.choices(site.outline, layer.after)
+    for role, spec in layer.factors.items():
+        axes = len(choices[role].kernel) if role in choices else 0
+        if spec.rank <= spec.full_rank and len(spec.axes) == axes:
+            continue
+        raise PlanError(
+            where=f"{where}, factors of {role}",
+            found=f"{min(spec.rank, MANY)} terms, the factors of {len(spec.axes)} axes",
+            allowed=f"at most {spec.full_rank} terms, and the factors of {axes} axes of a kernel",
+            fix="undo what was edited, or plan again",
         )
     try:
         built(site, layer, leader, "meta")

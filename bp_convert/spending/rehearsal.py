@@ -29,7 +29,7 @@ from bp_convert.groups.stacked import Stacked, coefficients, shared_rows
 from bp_convert.kinds import Factors
 from bp_convert.kron.als import affordable, fit_in_metric, natural
 from bp_convert.kron.column_order import Columns
-from bp_convert.kron.metric import Full, Metric, Plain
+from bp_convert.kron.metric import Diagonal, Full, Metric, Plain
 from bp_convert.search import cache
 from bp_convert.search.bit_axis import NO_PAIR, rounded_dense
 from bp_convert.search.candidates import Candidates
@@ -42,6 +42,7 @@ EXAMPLES = 192  # that are fitted to
 FEW = 24  # of them at least, where a pass takes long
 STAGES = 8  # passes over them
 SWEEPS = 3
+COARSE = 8  # bits below which rounding is made up for
 WORK = 1e9  # multiply-adds of a half sweep's normal equations, above which there is none
 SIDE = 3000  # unknowns of one system, likewise
 
@@ -175,7 +176,8 @@ class Rehearsal:
                 assert store is not None
                 fitted = rounded_dense(target, metric, store, lookup=site.kind.lookup).to(weight)
             else:
-                fitted = self._fitted(unit, spec, target, metric, outputs, store)
+                own = None if moment is None else moment.outputs
+                fitted = self._fitted(unit, spec, target, metric, (outputs, own), store)
             changes.append(fitted - weight)
             if moment is not None and moment.centred and not site.kind.lookup:
                 before, after = moment.other_mean.float(), moment.mean.float()
@@ -191,23 +193,33 @@ class Rehearsal:
         spec: FactorSpec,
         target: Tensor,
         metric: Metric,
-        outputs: Metric | None,
+        outputs: tuple[Metric | None, Metric | None],
         store: str | None,
     ) -> Tensor:
-        """Return what a weight (K, D) is on factors, as they are stored."""
+        """Return what a weight (K, D) is on factors, as they are stored: fitted, and then rounded
+        to give what they gave, as the conversion does it.
+
+        Args:
+            outputs: how its outputs count in the fit, and how where factors are rounded.
+        """
         columns = Columns.of(spec, self._kernel(unit))
         near = fit_in_metric(
             *(target, spec, columns, metric),
-            outputs=outputs,
+            outputs=outputs[0],
             sweeps=SWEEPS if affordable(spec, metric, WORK, SIDE) else 0,
             solved=torch.float32,
             name=unit.name,
         )
         one, two = near.w1, near.w2
         form = FORMS.get(store or "")
-        if isinstance(form, Grid):
-            scales = (form.scales, form.scales)
-            found = rounded_factors(target, one, two, columns, metric, form, scales, spec=spec)
+        if isinstance(form, Grid) and form.bits < COARSE:
+            whole = natural(one, two, columns)[:, : target.shape[1]]
+            rows = outputs[1].weights.sqrt() if isinstance(outputs[1], Diagonal) else None
+            found = rounded_factors(
+                *(whole, one, two, columns, metric, form, (form.scales, form.scales)),
+                spec=spec,
+                rows=rows,
+            )
             one, two = found.w1, found.w2
         elif form is not None:
             one, two = form.rounded(one), form.rounded(two)

@@ -119,3 +119,48 @@ def test_what_was_tried_on_one_model_is_not_taken_for_another_of_the_same_weight
 def test_a_model_without_slopes_is_fitted_by_what_its_layers_see() -> None:
     plan = _plan(Closed(), torch.randn(256, 6), convert_head=True)
     assert {one.sides for one in plan.layers} == {"inputs"}
+
+
+def test_a_choice_is_rehearsed_as_it_is_stored() -> None:
+    _, x = _network(3)
+    wide = nn.Sequential(
+        nn.Linear(x.shape[1], 128), nn.Tanh(), nn.Linear(128, 128), nn.Linear(128, 6)
+    )
+    plan = bp_convert.plan(
+        wide.eval(), target="size=0.3", calibrate=x, convert_anyway=True, reconstruct="off"
+    )
+    words = {one.words: one.error for one in plan.tried}
+    assert {"as measured", "all layers in int4"} <= set(words)
+    (taken,) = [one for one in plan.tried if one.taken]
+    assert taken.error <= words["as measured"]
+    small = bp_convert.apply(wide, plan, calibrate=x).requires_grad_(False)
+    wide.requires_grad_(False)
+    gap = (small(x) - wide(x)).pow(2).sum() / (wide(x) - wide(x).mean(0)).pow(2).sum()
+    assert 0.3 < float(gap.sqrt()) / taken.error < 3
+
+
+def test_fewer_bits_are_seen_by_a_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, list[float]] = {}
+    plain = Rehearsal.errors
+
+    def noted(self: Rehearsal, *args: Any, **more: Any) -> Tensor | None:
+        errors = plain(self, *args, **more)
+        for bits in ({"0": "int8", "2": "int8"}, {"0": "int3", "2": "int3"}):
+            again = plain(self, {}, set(), stores=bits)
+            assert again is not None
+            found.setdefault(bits["0"], []).append(float(again.mean()))
+        return errors
+
+    monkeypatch.setattr(Rehearsal, "errors", noted)
+    torch.manual_seed(0)
+    wide = nn.Sequential(
+        nn.Linear(16, 128), nn.Tanh(), nn.Linear(128, 128), nn.Linear(128, 6)
+    ).eval()
+    bp_convert.plan(
+        wide,
+        target="size=0.3",
+        calibrate=torch.randn(256, 16),
+        reconstruct="off",
+        ways="factored",
+    )
+    assert 0 < found["int8"][0] < 0.05 * found["int3"][0]
