@@ -149,13 +149,18 @@ def choose(
     choice.at = [_polished(unit, at, limits) for unit, at in zip(units, choice.at, strict=True)]
     there = align(choice, limits, NEARLY[prefer])
     _fill(choice, limits, there)
-    found.notes += _unspent(choice, targets, budget)
+    found.notes += _unspent(choice, targets, budget, prefer)
     return _result(found, choice, limits)
 
 
-def _unspent(choice: Choice, targets: Sequence[Target], budget: Budget) -> list[str]:
+def _unspent(
+    choice: Choice, targets: Sequence[Target], budget: Budget, prefer: Prefer
+) -> list[str]:
     """Say so where more than a hundredth of every target is left over."""
     words = []
+    why = (
+        "for speed, which is preferred" if prefer == "speed" else "nothing that fits in gains by it"
+    )
     for target in targets:
         if target.quantity == "error":
             return []
@@ -163,7 +168,7 @@ def _unspent(choice: Choice, targets: Sequence[Target], budget: Budget) -> list[
         left = limit - budget.total(target, choice.sum(budget.column(target)))
         if left <= LEFT * limit:
             return []
-        words.append(f"{target} leaves {target.said(left)} over: nothing that fits in gains by it")
+        words.append(f"{target} leaves {target.said(left)} over: {why}")
     return words
 
 

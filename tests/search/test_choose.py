@@ -169,6 +169,8 @@ def test_what_is_left_of_a_target_is_said() -> None:
     assert far.factors == near.factors
     words = f"params={least + 2} leaves 2 over: nothing that fits in gains by it"
     assert far.notes == [words]
+    fast = choose(units, _targets(f"params={least + 2}"), budget, guarded=False, prefer="speed")
+    assert fast.notes == [f"params={least + 2} leaves 2 over: for speed, which is preferred"]
 
 
 def test_a_layer_no_role_of_which_gains_stays() -> None:
