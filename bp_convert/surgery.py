@@ -175,9 +175,8 @@ def _check_replaced(site: Site, layer: LayerPlan, leader: Site | None) -> None:
             allowed="action kept",
             fix="set its action to kept in the plan",
         )
-    choices = site.kind.choices(site.outline, layer.after)
+    axes = len(getattr(site.outline, "kernel_size", ()))
     for role, spec in layer.factors.items():
-        axes = len(choices[role].kernel) if role in choices else 0
         if spec.rank <= spec.full_rank and len(spec.axes) == axes:
             continue
         raise PlanError(

@@ -15,7 +15,7 @@ from bp_convert.search.units import FreeLayer
 HEAD = 3300  # its form and its settings,
 TENSOR = 110  # of each tensor its place and shape,
 LETTER = 7  # each letter of their names,
-LAYER = 1660  # of each layer its line in the plan,
+LAYER = 1740  # of each layer its line in the plan,
 MATRIX = 200  # and of each of its matrices the factors,
 TRIED = 1300  # what was tried on examples held out
 

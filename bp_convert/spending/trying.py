@@ -28,6 +28,7 @@ from bp_convert.values.settings import Settings
 
 STRENGTHS = (0.03, 0.3)  # of shrinking, tried in turn while they help
 GROUPS = 6  # of layers alike whose sides are tried one by one, the largest
+LARGE = 1e11  # cubes of widths, in all, beyond which they are not: a try takes minutes
 BOUNDS = 1e-3, 1e3  # of what a layer's error weighs
 
 Choose = Callable[[Sequence[Unit]], Allocation]
@@ -210,7 +211,7 @@ class Trying:
             place = self._note("every layer by its inputs alone", now)
             if is_nearer(now, errors):
                 return set(), now, place
-        if len(groups) == 1:
+        if len(groups) == 1 or self.rehearsal.work > LARGE:
             return sides, errors, taken
         order = sorted(groups, key=lambda one: -sum(unit.size for unit in groups[one]))
         for name in order[:GROUPS]:
