@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -70,8 +71,9 @@ def looks_at(sources: Sequence[Source]) -> list[Look] | None:
         if one.is_inference() or not torch.ops.aten.is_non_overlapping_and_dense(one):
             return None
         place, version = one.data_ptr(), version_of(one)
-        flat = one.detach().as_strided((one.numel(),), (1,))  # in the order of memory
-        there = flat.view(torch.uint8).numpy().data
+        # Not by way of numpy, after which the memory could not be given back, as FSDP does.
+        size = one.numel() * one.element_size()
+        there = memoryview((ctypes.c_ubyte * size).from_address(place)).cast("B")
         eights = len(there) % 8 == 0
         if eights:
             there = there.cast("q")

@@ -218,6 +218,18 @@ def test_what_has_no_version_or_another_type_runs_on_the_factors() -> None:
     assert _after(meta, lambda: meta(torch.empty(3, 12, device="meta"))) is None
 
 
+def test_the_memory_of_a_factor_can_be_given_back() -> None:
+    layer = BPLinear(12, 12).eval()
+    layer.way = "expanded"
+    with torch.no_grad():
+        layer(torch.randn(2, 12))
+        assert layer._kept is not None
+        storage = layer.w1.untyped_storage()
+        assert storage.resizable()
+        storage.resize_(0)
+        assert not layer._kept.holds()  # without a look at what is gone
+
+
 def test_a_large_factor_is_looked_at_throughout() -> None:
     layer = BPLinear(512, 512, rank=16).eval()
     layer.way = "expanded"
