@@ -35,6 +35,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import bp_convert
 from benchmarks.clock import interleaved, machine
+from benchmarks.timing import bert
 from bp_convert.kinds import Ask, kind_of
 from bp_convert.pages.chart import Bars
 from bp_convert.pages.page import Note, Page, Row, Section, Table, html
@@ -238,7 +239,7 @@ def cases() -> Iterator[Case]:
     image = partial(_drawn, (3, 224, 224))
     yield Case("VGG-16", torchvision.models.vgg16, image, (1, 8), whole=True)
     yield Case("ResNet-50", torchvision.models.resnet50, image, (1, 8), whole=True)
-    yield Case("BERT-base, 128 tokens", _bert, partial(_tokens, 128), (1, 8), whole=True)
+    yield Case("BERT-base, 128 tokens", bert, partial(_tokens, 128), (1, 8), whole=True)
 
 
 def _drawn(shape: tuple[int, ...], batch: int) -> Tensor:
@@ -247,12 +248,6 @@ def _drawn(shape: tuple[int, ...], batch: int) -> Tensor:
 
 def _tokens(length: int, batch: int) -> Tensor:
     return torch.randint(1000, 30000, (batch, length))
-
-
-def _bert() -> nn.Module:
-    from transformers import BertConfig, BertModel
-
-    return BertModel(BertConfig())
 
 
 def allowed(layer: nn.Module, share: str) -> int | None:

@@ -154,7 +154,8 @@ def nearest(asked: argparse.Namespace) -> None:
         )
 
 
-def _bert() -> nn.Module:
+def bert() -> nn.Module:
+    """Return BERT-base with random weights."""
     import transformers
 
     model: nn.Module = transformers.BertModel(transformers.BertConfig())
@@ -163,7 +164,7 @@ def _bert() -> nn.Module:
 
 PLANNED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "resnet50": (torchvision.models.resnet50, "3x224x224"),
-    "bert-base": (_bert, "input_ids=int64:1x32<30522"),
+    "bert-base": (bert, "input_ids=int64:1x32<30522"),
 }
 REQUESTS: dict[str, Any] = {"alpha=2": {"alpha": 2}, "params=0.25": {"target": "params=0.25"}}
 STEPS: dict[str, Callable[..., Any]] = {"plan": bp_convert.plan, "convert": bp_convert.convert}

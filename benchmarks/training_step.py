@@ -24,6 +24,8 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import bp_convert
 from benchmarks.clock import interleaved, machine
+from benchmarks.latency import LanguageModel
+from benchmarks.timing import bert
 from bp_convert.costs import peak_of_pass
 
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -32,33 +34,12 @@ REQUESTS: dict[str, dict[str, Any]] = {
 }
 
 
-class LanguageModel(nn.Module):
-    """Two layers of LSTM over words, and a head."""
-
-    def __init__(self, hidden: int, words: int = 10000) -> None:
-        super().__init__()
-        self.table = nn.Embedding(words, hidden)
-        self.lstm = nn.LSTM(hidden, hidden, 2, batch_first=True)
-        self.head = nn.Linear(hidden, words)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Map words (N, T) to scores (N, T, V)."""
-        y: Tensor = self.head(self.lstm(self.table(tokens))[0])
-        return y
-
-
 def models() -> Iterator[tuple[str, Callable[[], nn.Module], str]]:
     """Yield names, makers, and inputs as the command line takes them."""
     yield "VGG-16", torchvision.models.vgg16, "3x224x224"
     yield "ResNet-50", torchvision.models.resnet50, "3x224x224"
-    yield "BERT-base, 128 tokens", _bert, "input_ids=int64:1x128<30522"
+    yield "BERT-base, 128 tokens", bert, "input_ids=int64:1x128<30522"
     yield "LSTM LM 650, 35 words", partial(LanguageModel, 650), "int64:1x35<10000"
-
-
-def _bert() -> nn.Module:
-    from transformers import BertConfig, BertModel
-
-    return BertModel(BertConfig())
 
 
 def drawn(inputs: str, batch: int) -> tuple[Any, ...]:

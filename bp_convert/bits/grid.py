@@ -20,6 +20,7 @@ GROUP = 32
 LEAST = 512  # numbers below which a tensor stays as it is: its scales and its place cost as much
 SHRUNK = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # times the scale that clips nothing
 SCALE = torch.bfloat16
+COARSE = 8  # bits below which rounding is made up for; with more too little is lost
 SNAP = 2e-3  # of a step, by which numbers may miss a grid that they are taken to lie on
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.bits.compensated import rounded_in
-from bp_convert.bits.grid import Form, Grid
+from bp_convert.bits.grid import COARSE, Form, Grid
 from bp_convert.bits.rounded import Scales, rounded_factors
 from bp_convert.bits.stored import stored_forms
 from bp_convert.calibration.gatherer import Moments, order_of
@@ -36,8 +36,6 @@ from bp_convert.kron.column_order import Columns
 from bp_convert.kron.metric import Full
 from bp_convert.values.plan import Plan
 from bp_convert.values.progress import Progress, unheard
-
-COARSE = 8  # bits below which rounding is made up for
 
 
 @torch.no_grad()

@@ -124,9 +124,7 @@ class BPEmbedding(BilinearLayer):
             IndexError: an index outside the vocabulary.
         """
         v1, v2 = self.factors.inp
-        rows = self._within(rows)
-        high = rows if v2 == 1 else torch.div(rows, v2, rounding_mode="floor")
-        low = rows if v1 == 1 else rows - high * v2
+        high, low = self._places(self._within(rows))
         try:
             left = self._gather(self.w1, high, apart=v1 > 1)
             return left, self._gather(self.w2, low, apart=v2 > 1 or v1 == 1)
@@ -151,8 +149,7 @@ class BPEmbedding(BilinearLayer):
             raise self._outside()
         (e1, e2), (v1, v2), terms = self.factors.out, self.factors.inp, self.factors.rank
         short, other = self.by_term() if v1 <= v2 else self.by_term()[::-1]
-        first = torch.div(rows, v2, rounding_mode="floor")
-        places = (first, rows - first * v2) if v1 <= v2 else (rows - first * v2, first)
+        places = self._places(rows) if v1 <= v2 else self._places(rows)[::-1]
         order = places[0].argsort(stable=True)
         counts = torch.bincount(places[0], minlength=short.shape[1]).tolist()
         taken = other.index_select(1, places[1][order]).permute(1, 2, 0)  # (N, e, R)
@@ -165,6 +162,12 @@ class BPEmbedding(BilinearLayer):
         if v1 <= v2:
             y = y.transpose(1, 2)  # (N, e1, e2)
         return y.reshape(-1, e1 * e2).index_select(0, order.argsort())
+
+    def _places(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return which row of each factor indices (N,) meet."""
+        v1, v2 = self.factors.inp
+        high = rows if v2 == 1 else torch.div(rows, v2, rounding_mode="floor")
+        return high, rows if v1 == 1 else rows - high * v2
 
     def _outside(self) -> IndexError:
         return IndexError(f"index out of range: the table has {self.num_embeddings} rows")

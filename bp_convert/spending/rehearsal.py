@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from bp_convert.bits.grid import FORMS, Grid, nbytes
+from bp_convert.bits.grid import COARSE, FORMS, Grid, nbytes
 from bp_convert.bits.rounded import rounded_factors
 from bp_convert.calibration.ahead import Ahead, beside
 from bp_convert.calibration.gatherer import Order, order_of
@@ -42,7 +42,6 @@ EXAMPLES = 192  # that are fitted to
 FEW = 24  # of them at least, where a pass takes long
 STAGES = 8  # passes over them
 SWEEPS = 3
-COARSE = 8  # bits below which rounding is made up for
 WORK = 1e9  # multiply-adds of a half sweep's normal equations, above which there is none
 SIDE = 3000  # unknowns of one system, likewise
 
