@@ -230,6 +230,20 @@ def test_the_memory_of_a_factor_can_be_given_back() -> None:
         assert not layer._kept.holds()  # without a look at what is gone
 
 
+def test_one_number_written_in_place_into_a_large_factor_is_seen() -> None:
+    layer = BPLinear(128, 128).eval()
+    layer.way = "expanded"
+    layer.w1 = nn.Parameter(torch.randn(64, *layer.w1.shape[1:]))
+    layer.w2 = nn.Parameter(torch.randn(64, *layer.w2.shape[1:]))
+    x = torch.randn(2, 128)
+    with torch.no_grad():
+        for at in range(1, 4):  # not all of them are among those that are compared
+            layer(x)
+            assert layer._kept is not None
+            layer.w1.view(-1)[at] += 1
+            assert not layer._kept.holds()
+
+
 def test_a_large_factor_is_looked_at_throughout() -> None:
     layer = BPLinear(512, 512, rank=16).eval()
     layer.way = "expanded"
