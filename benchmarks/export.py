@@ -26,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 import bp_convert
 from benchmarks.clock import machine
 from bp_convert.render.numbers import milliseconds, size
-from bp_convert.values.exported import GOALS, Export
+from bp_convert.values.exported import Export
+from bp_convert.values.literals import GOALS
 from recipes import asset_models, assets
 
 TOKENS = ("input_ids=int64:1x48<30000", "attention_mask=int64:1x48<2")

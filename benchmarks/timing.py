@@ -36,7 +36,7 @@ from bp_convert.costs import measure
 from bp_convert.kinds import Ask, kind_of, predict
 from bp_convert.kron.nearest import nearest_kronecker_sum, rearrange
 from bp_convert.search.selection import SLOWER
-from bp_convert.values.settings import Ways
+from bp_convert.values.literals import Ways
 
 LINEAR = ((512, 512), (768, 3072), (4096, 4096), (25088, 4096))
 CONV = ((64, 56), (128, 28), (256, 14), (512, 7))

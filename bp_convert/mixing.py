@@ -19,7 +19,7 @@ from bp_convert.graph.walk import Site
 from bp_convert.kinds import Factors, Spread
 from bp_convert.layers.common import init_factors_
 from bp_convert.values.factors import FactorSpec
-from bp_convert.values.settings import Init, Start
+from bp_convert.values.literals import Init, Start
 
 DRAWN = "drawn at the size of its weight"
 

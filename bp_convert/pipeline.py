@@ -33,11 +33,12 @@ from bp_convert.reporting import report_of
 from bp_convert.storage import mark
 from bp_convert.surgery import Converted, apply_plan, carried_out
 from bp_convert.values.explain import validated
+from bp_convert.values.literals import Start
 from bp_convert.values.plan import Plan
 from bp_convert.values.progress import Progress, told
 from bp_convert.values.recipe import BATCHES
 from bp_convert.values.report import Report
-from bp_convert.values.settings import Settings, SettingsKeywords, Start
+from bp_convert.values.settings import Settings, SettingsKeywords
 from bp_convert.values.tensors import TensorSpec
 from bp_convert.verify import fingerprint_of_data, in_plain_bits, verify
 from bp_convert.verify.fingerprint import check_untouched

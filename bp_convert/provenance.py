@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import sys
@@ -17,6 +16,8 @@ PACKAGES = ("torch", "torchvision")
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
     """Return the versions of bp-convert, Python and those packages that are installed."""
+    import importlib.metadata
+
     found = {"bp-convert": __version__, "python": platform.python_version()}
     for name in packages:
         try:

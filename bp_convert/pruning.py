@@ -14,8 +14,9 @@ from bp_convert.graph.observe import observe
 from bp_convert.graph.others import others_of, shared_by
 from bp_convert.graph.walk import Site, walk
 from bp_convert.surgery import Converted, apply_plan, fingerprint
+from bp_convert.values.literals import Start
 from bp_convert.values.plan import LayerPlan, Plan
-from bp_convert.values.settings import Settings, Start
+from bp_convert.values.settings import Settings
 from bp_convert.values.tensors import TensorSpec
 from bp_convert.widths.channel_map import measure_maps
 from bp_convert.widths.narrow import Narrow, narrow

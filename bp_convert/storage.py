@@ -42,8 +42,8 @@ from bp_convert.planner.worth import READ
 from bp_convert.surgery import apply_plan
 from bp_convert.values.architecture import Architecture
 from bp_convert.values.base import as_json
+from bp_convert.values.literals import Store
 from bp_convert.values.plan import Plan, Totals
-from bp_convert.values.settings import Store
 from bp_convert.verify.compare import difference
 from bp_convert.verify.pair import tolerance_of
 

@@ -167,6 +167,27 @@ def test_torch_is_loaded_only_for_work(work: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("work", "left"),
+    [
+        ("import bp_convert", "torch numpy pydantic yaml typer rich"),
+        *(
+            (
+                f"import sys; sys.argv[1:] = {words}\nfrom bp_convert.cli import main\n"
+                "try: main()\nexcept SystemExit as done: assert not done.code",
+                "torch numpy pydantic yaml",  # of which typer loads pydantic to read a value
+            )
+            for words in (["--help"], ["sweep", "--help"], ["export", "--help"])
+        ),
+    ],
+)
+def test_help_is_quick(work: str, left: str) -> None:
+    look = f"import sys; found = {{*'{left}'.split()}} & {{*sys.modules}}; assert not found, found"
+    code = f"{work}\n{look}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_all_public_names_exist() -> None:
     import bp_convert
 

@@ -10,8 +10,16 @@ from typing import Annotated
 import typer
 
 from bp_convert._version import __version__
+from bp_convert.cli import budget_flags as b
 from bp_convert.cli import deploy, measuring, recipes, survey, train
 from bp_convert.cli import flags as o
+from bp_convert.cli.flag_checks import (
+    check_data,
+    check_dry_run,
+    check_plan,
+    check_target,
+    reconstruct_of,
+)
 from bp_convert.cli.group import DefaultCommand, DefaultGroup
 from bp_convert.cli.session import (
     DONE,
@@ -21,7 +29,6 @@ from bp_convert.cli.session import (
     progress_shown,
     typed,
 )
-from bp_convert.values.recipe import BATCHES, EXAMPLES, Job
 
 app = typer.Typer(
     cls=DefaultGroup,
@@ -54,27 +61,27 @@ def convert(
     trust: o.Trust = None,
     allow_missing: o.AllowMissing = False,
     input: o.Input = None,
-    target: o.Targets = None,
-    calibrate: o.Calibrate = None,
-    examples: o.Count = None,
-    tokenizer: o.Tokenizer = None,
-    sides: o.Sides = None,
-    allocation: o.Spent = None,
-    shrink: o.Shrink = None,
-    groups: o.Groups = None,
-    prefer: o.Preferred = None,
-    latency_at: o.LatencyAt = None,
-    reconstruct: o.Reconstructs = None,
-    reconstruct_epochs: o.Epochs = None,
-    method: o.Method = None,
-    store: o.Store = None,
-    evaluate: o.Evaluate = None,
-    metric: o.Metric = None,
-    finetune: o.Finetune = None,
-    alpha: o.Alpha = None,
-    rank: o.Rank = None,
-    pairs: o.Pairs = None,
-    init: o.Init = None,
+    target: b.Targets = None,
+    calibrate: b.Calibrate = None,
+    examples: b.Count = None,
+    tokenizer: b.Tokenizer = None,
+    sides: b.Sides = None,
+    allocation: b.Spent = None,
+    shrink: b.Shrink = None,
+    groups: b.Groups = None,
+    prefer: b.Preferred = None,
+    latency_at: b.LatencyAt = None,
+    reconstruct: b.Reconstructs = None,
+    reconstruct_epochs: b.Epochs = None,
+    method: b.Method = None,
+    store: b.Store = None,
+    evaluate: b.Evaluate = None,
+    metric: b.Metric = None,
+    finetune: b.Finetune = None,
+    alpha: b.Alpha = None,
+    rank: b.Rank = None,
+    pairs: b.Pairs = None,
+    init: b.Init = None,
     include: o.Include = None,
     exclude: o.Exclude = None,
     convert_head: o.ConvertHead = False,
@@ -115,10 +122,10 @@ def convert(
         "convert_head": convert_head, "convert_anyway": convert_anyway, "ways": ways,
         "keep_parametrized": keep_parametrized,
         "merge_adapters": merge_adapters, "seed": seed,
-        "reconstruct": o.reconstruct_of(ctx, reconstruct, reconstruct_epochs),
+        "reconstruct": reconstruct_of(ctx, reconstruct, reconstruct_epochs),
     }  # fmt: skip
-    o.check_plan(ctx, plan, **asks, input=input, settings=settings)
-    o.check_data(
+    check_plan(ctx, plan, **asks, input=input, settings=settings)
+    check_data(
         ctx,
         calibrate=calibrate,
         examples=examples,
@@ -127,13 +134,14 @@ def convert(
         metric=metric,
         tuned=reconstruct is True or reconstruct_epochs is not None,
     )
-    o.check_target(ctx, target, rank, pairs)
+    check_target(ctx, target, rank, pairs)
     if dry_run:
-        o.check_dry_run(ctx, evaluate=evaluate, finetune=finetune, timed=timed)
+        check_dry_run(ctx, evaluate=evaluate, finetune=finetune, timed=timed)
     with errors_shown() as trail:
         from bp_convert.cli.reading import settings_from, training_for
         from bp_convert.run.streamed import default_output
         from bp_convert.run.written import check_model
+        from bp_convert.values.recipe import BATCHES, EXAMPLES, Job
 
         training, outputs = training_for(finetune, calibrate)
         job = Job(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from bp_convert.cli import flags as o
 from bp_convert.cli.session import errors_shown, print_result, progress_shown, typed
-from bp_convert.values.exported import Form, Goal
+from bp_convert.values.literals import Form, Goal
 
 TO = "For which runtime   --to onnx -o small.onnx"
 HOW = "How it is compared   --against original.pt --batch 1 --batch 32"

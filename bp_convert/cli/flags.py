@@ -1,21 +1,16 @@
-"""The options of the command line, each declared once, by group; and which do not go together."""
+"""The options of the command line, each declared once, by group; those of a budget stand apart."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 
-from bp_convert.values import settings as values
-from bp_convert.values.marks import read_word
+from bp_convert.values import literals
 
 FROM = "The model file   bp-convert weights.pth --arch torchvision:resnet18"
-GOAL = "A budget, fitted to data   --target params=0.25 --calibrate images/"
-SCORE = "Scores, and text   --evaluate test.npz --metric top5 --tokenizer FOLDER"
-SIZE = "Or by hand: how small, how wide   --alpha 2   or   --rank 0.25"
 WHICH = "Which layers   --include 'layer4.*' --exclude layer4.0.conv1"
 OUT = "What comes out   -o small.pt --report small.html --measure"
 PLAN = "Plan first   --dry-run --plan-out plan.json, edit it, then --plan plan.json"
@@ -33,52 +28,9 @@ EPILOG = (
 )
 
 
-DType = Literal["float32", "bfloat16", "float16", "float64"]
-_RANK: TypeAdapter[int | float] = TypeAdapter(values.Rank)
-_SHRINK: TypeAdapter[str | float] = TypeAdapter(values.Shrink)
-
-
-def rank_of(text: str | None) -> Any:
-    """Read ``--rank``: a whole number of terms, or a share between 0 and 1."""
-    try:
-        return None if text is None else _RANK.validate_python(read_word(text))
-    except ValidationError:
-        raise typer.BadParameter(
-            f"{text!r} is neither a number of terms (1, 2, ...) nor a share of each layer's "
-            "parameters between 0 and 1, such as 0.25"
-        ) from None
-
-
-def alpha_of(value: float | None) -> float | None:
-    """Check ``--alpha``."""
-    if value is not None and not 1 <= value < 1000:
-        raise typer.BadParameter(
-            f"{value:g} does not widen: alpha multiplies what layers put out. Give 1 (keep the "
-            "widths) or more, such as --alpha 2; to make layers smaller use --rank"
-        )
-    return value
-
-
-def shrink_of(text: str | None) -> Any:
-    """Read ``--shrink``: auto, or a number from 0 on."""
-    try:
-        return None if text is None else _SHRINK.validate_python(read_word(text))
-    except ValidationError:
-        raise typer.BadParameter(
-            f"{text!r} is neither auto nor a number from 0 to 100, such as 0.1"
-        ) from None
-
-
 def words(*known: str) -> Callable[[str], list[str]]:
     """Return what a shell completes a word from; typer knows its argument by name."""
     return lambda incomplete: [one for one in known if one.startswith(incomplete)]
-
-
-def training_keys(incomplete: str) -> list[str]:
-    """Complete the KEY= of a training setting."""
-    from bp_convert.values.training import Training
-
-    return [f"{key}=" for key in Training.model_fields if key.startswith(incomplete)]
 
 
 def option(panel: str | None, form: str, help: str, **more: Any) -> Any:
@@ -129,202 +81,6 @@ Input = Annotated[
         "tokens=int64:1x16<30000. Repeat for several inputs.",
     ),
 ]
-Targets = Annotated[
-    list[str] | None,
-    option(
-        GOAL,
-        "--target WHAT=LIMIT",
-        "Choose pairs and terms layer by layer for the least error within a limit: params=0.25, "
-        "params=1.5M, macs=0.5, size=20MB, latency=0.5, latency=8ms, error=0.05. Repeat for "
-        "several.",
-        autocompletion=words("params=", "macs=", "size=", "latency=", "error="),
-    ),
-]
-Calibrate = Annotated[
-    str | None,
-    option(
-        GOAL,
-        "--calibrate DATA",
-        "Fit to what the layers see on these examples (no labels needed): an image folder, a .npy, "
-        ".npz or .safetensors of inputs, a .txt, FILE.py:LOADER, or a torchvision data set's name.",
-    ),
-]
-Count = Annotated[
-    int | None,
-    option(
-        GOAL,
-        "--examples N",
-        "Examples to calibrate on; 256 to 1024 are enough. Default: 512.",
-        min=1,
-    ),
-]
-Tokenizer = Annotated[
-    Path | None,
-    option(
-        SCORE,
-        "--tokenizer FOLDER",
-        "Of a transformers tokenizer, for text. Default: the model's own folder.",
-    ),
-]
-Sides = Annotated[
-    values.Sides | None,
-    option(
-        GOAL,
-        "--sides auto|inputs|both",
-        "What layers are fitted by: what they see (inputs), or also what the model makes of what "
-        "they put out (both). Default: auto, whichever is better on examples held out.",
-    ),
-]
-Spent = Annotated[
-    values.Allocation | None,
-    option(
-        GOAL,
-        "--allocation auto|measured|uniform",
-        "What a target is spent by: how far perturbing each layer moves the output, or all layers "
-        "alike. Default: auto, the best of several ways on examples held out.",
-    ),
-]
-Shrink = Annotated[
-    str | None,
-    option(
-        GOAL,
-        "--shrink auto|S",
-        "How far what layers see is drawn towards the metric of the weights alone, 0 for not at "
-        "all. Default: auto, by examples held out.",
-        callback=shrink_of,
-    ),
-]
-Groups = Annotated[
-    bool | None,
-    option(
-        GOAL,
-        "--groups/--no-groups",
-        "Let layers that get the same inputs share a factor. Default: where that is better on "
-        "examples held out.",
-    ),
-]
-Preferred = Annotated[
-    values.Prefer | None,
-    option(
-        GOAL,
-        "--prefer speed|balanced|quality",
-        "What a target gives for time: up to 1.5 times the estimated error (speed), little "
-        "(balanced), or none (quality). Default: balanced.",
-    ),
-]
-LatencyAt = Annotated[
-    list[str] | None,
-    option(
-        GOAL,
-        "--latency-at KEY=VALUE",
-        "What a target of latency is timed at: batch=8, threads=1, device=cuda. Repeat. Default: "
-        "batch=1, torch's threads, the CPU.",
-        autocompletion=words("batch=", "threads=", "device="),
-    ),
-]
-Reconstructs = Annotated[
-    bool | None,
-    option(
-        GOAL,
-        "--reconstruct/--no-reconstruct",
-        "Tune block after block to the source's outputs on the calibration data; some of it is "
-        "held out, and nothing is kept that is worse there. Default: where it takes minutes.",
-    ),
-]
-Epochs = Annotated[
-    int | None,
-    option(
-        GOAL,
-        "--reconstruct-epochs N",
-        "Passes over the calibration data for each block. Default: up to 20, by its size.",
-        min=1,
-    ),
-]
-Method = Annotated[
-    values.Method | None,
-    option(
-        GOAL,
-        "--method NAME",
-        "auto, svd, svd-data, kron or kron-data: low rank alone or all Kronecker sums, by the "
-        "weights or by the data. Default: auto.",
-    ),
-]
-Store = Annotated[
-    values.Store | None,
-    option(
-        GOAL,
-        "--store TYPE",
-        "How weights are stored, factors and dense ones: int8, int4, int3, bf16, fp16 or fp32 (as "
-        "they are). Default: as they are; for a target of size the best of each layer.",
-    ),
-]
-Evaluate = Annotated[
-    str | None,
-    option(
-        SCORE,
-        "--evaluate DATA",
-        "Score before and after on these examples, none of which is calibrated on.",
-    ),
-]
-Metric = Annotated[
-    str | None,
-    option(
-        SCORE,
-        "--metric NAME",
-        "accuracy, topK, perplexity, cosine, error or FILE.py:METRIC. Default: accuracy with "
-        "labels, else cosine to the source's output.",
-        autocompletion=words("accuracy", "top5", "perplexity", "cosine", "error"),
-    ),
-]
-Finetune = Annotated[
-    list[str] | None,
-    option(
-        GOAL,
-        "--finetune KEY=VALUE",
-        "Train the result with the source as its teacher: data=FashionMNIST, epochs=3, lr=1e-3, or "
-        "any setting of bp_convert.Training; folder=, resume=true, download=true. Repeat. See "
-        "bp-convert finetune --help.",
-        autocompletion=training_keys,
-    ),
-]
-Alpha = Annotated[
-    float | None,
-    option(
-        SIZE,
-        "--alpha --widen A",
-        "Widen what layers put out: convolutions by alpha squared, all others by alpha. "
-        "(Not the alpha of LoRA, which is a scale.) Default: 1.",
-        callback=alpha_of,
-    ),
-]
-Rank = Annotated[
-    str | None,
-    option(
-        SIZE,
-        "--rank R",
-        "Number of Kronecker terms, or a share of each layer's parameters such as 0.25. Default: "
-        "1.",
-        callback=rank_of,
-    ),
-]
-Pairs = Annotated[
-    values.Policy | None,
-    option(
-        SIZE,
-        "--pairs fast|paper",
-        "fast: cheapest layout of about the nearest-square size. paper: nearest-square. Default: "
-        "fast.",
-    ),
-]
-Init = Annotated[
-    values.Init | None,
-    option(
-        SIZE,
-        "--init auto|warm|mixed|random",
-        "warm: fit the trained weights. mixed: draw factors, keep biases and norms. random: start "
-        "afresh. Default: auto, mixed for one term at alpha above 1, else warm.",
-    ),
-]
 Include = Annotated[
     list[str] | None,
     option(
@@ -344,7 +100,7 @@ ConvertAnyway = Annotated[
     bool, option(WHICH, "--convert-anyway", "Convert layers that become slower or larger, too.")
 ]
 Ways = Annotated[
-    values.Ways | None,
+    literals.Ways | None,
     option(
         WHICH,
         "--ways auto|factored|expanded",
@@ -411,7 +167,9 @@ Batch = Annotated[
 Device = Annotated[
     str | None, option(OUT, "--device NAME", "Where to convert and measure: cpu, cuda, cuda:1.")
 ]
-CastTo = Annotated[DType | None, option(OUT, "--dtype TYPE", "Floating type of the result.")]
+CastTo = Annotated[
+    literals.DType | None, option(OUT, "--dtype TYPE", "Floating type of the result.")
+]
 Seed = Annotated[int | None, option(OUT, "--seed N", "Of random starts. Default: 0.")]
 DryRun = Annotated[bool, option(PLAN, "--dry-run", "Show the plan and stop.")]
 PlanOut = Annotated[Path | None, option(PLAN, "--plan-out FILE", "Write the plan as JSON.")]
@@ -419,78 +177,3 @@ PlanIn = Annotated[Path | None, option(PLAN, "--plan FILE", "Apply this plan, ma
 Json = Annotated[bool, option(TALK, "--json", "Print the result as JSON only.")]
 Quiet = Annotated[bool, option(TALK, "--quiet -q", "Print the verdict only.")]
 Verbose = Annotated[bool, option(TALK, "--verbose -v", "Show every layer, unfolded.")]
-
-
-def check_data(
-    ctx: typer.Context,
-    *,
-    calibrate: str | None,
-    examples: int | None,
-    tokenizer: Path | None,
-    evaluate: str | None = None,
-    metric: str | None = None,
-    tuned: bool = False,
-) -> None:
-    """Refuse options about data where there is none."""
-    if calibrate is None:
-        alone = {
-            "examples": examples,
-            "tokenizer": None if evaluate else tokenizer,
-            "reconstruct": tuned or None,
-        }
-        for name in (name for name, value in alone.items() if value is not None):
-            raise typer.BadParameter(
-                f"--{name} is about data, and there is none. Add --calibrate", ctx=ctx
-            )
-    if metric is not None and evaluate is None:
-        raise typer.BadParameter("--metric needs data to score on. Add --evaluate", ctx=ctx)
-
-
-def reconstruct_of(ctx: typer.Context, wanted: bool | None, epochs: int | None) -> Any:
-    """Return the setting that ``--reconstruct`` and ``--reconstruct-epochs`` stand for; None where
-    neither was given."""
-    if epochs is None:
-        return None if wanted is None else "on" if wanted else "off"
-    if wanted is False:
-        raise typer.BadParameter(
-            "--no-reconstruct tunes nothing, for no number of epochs. Leave one of the two out",
-            ctx=ctx,
-        )
-    return {"epochs": epochs}
-
-
-def check_plan(ctx: typer.Context, plan: Path | None, **asks: object) -> None:
-    """Refuse to make a plan where one is given.
-
-    Args:
-        asks: options that are for making one; None and False were not given.
-    """
-    given = [name for name, value in asks.items() if value is not None and value is not False]
-    if plan is not None and given:
-        flag = "--" + given[0].replace("_", "-")
-        raise typer.BadParameter(
-            f"{flag} is for making a plan, and --plan applies one that is made. Leave {flag} "
-            "out, or make another plan with --plan-out",
-            ctx=ctx,
-        )
-
-
-def check_target(ctx: typer.Context, target: object, rank: object, pairs: object) -> None:
-    """Refuse to set what a target chooses."""
-    if target is not None and (rank is not None or pairs is not None):
-        raise typer.BadParameter(
-            "--target chooses pairs and terms, --rank and --pairs set them. Give one or the "
-            "other; a settings file can set them for single layers",
-            ctx=ctx,
-        )
-
-
-def check_dry_run(ctx: typer.Context, *, evaluate: object, finetune: object, timed: bool) -> None:
-    """Refuse what a dry run makes nothing for."""
-    for given, why in (
-        (evaluate, "makes nothing that --evaluate could score"),
-        (finetune, "makes nothing that --finetune could train"),
-        (timed, "converts nothing that --measure could time"),
-    ):
-        if given:
-            raise typer.BadParameter(f"a dry run {why}. Leave one of the two out", ctx=ctx)

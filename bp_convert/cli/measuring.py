@@ -8,6 +8,7 @@ import typer
 
 from bp_convert.cli import flags as o
 from bp_convert.cli.session import errors_shown, progress_shown
+from bp_convert.values.literals import DType
 
 
 def tune(
@@ -17,7 +18,7 @@ def tune(
     threads: Annotated[
         int | None, o.option(None, "--threads N", "Of torch. Default: as it has.", min=1)
     ] = None,
-    dtype: Annotated[o.DType, o.option(None, "--dtype TYPE", "Of the weights.")] = "float32",
+    dtype: Annotated[DType, o.option(None, "--dtype TYPE", "Of the weights.")] = "float32",
     quiet: o.Quiet = False,
 ) -> None:
     """Measure how fast layers run here, dense and bilinear: later plans go by it.

@@ -14,7 +14,6 @@ import typer
 from bp_convert.cli import flags as o
 from bp_convert.cli.session import DONE, FAILED, errors_shown, progress_shown, show, show_files
 from bp_convert.errors import CheckpointError
-from bp_convert.values.base import as_json
 from bp_convert.values.progress import Onlooker
 
 if TYPE_CHECKING:
@@ -78,6 +77,7 @@ def run(
         if dry_run:
             from bp_convert.batch.estimate import estimates
             from bp_convert.pages.batch import shown_estimates
+            from bp_convert.values.base import as_json
 
             with progress_shown(trail, quiet=quiet or json_only) as progress:
                 found = list(estimates(chosen, progress))

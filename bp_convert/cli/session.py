@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from bp_convert.errors import BpConvertError, VerificationError
 from bp_convert.faults import Fault, Trail, of_the_machine, written
-from bp_convert.values.base import as_json
 from bp_convert.values.progress import Progress, bar
 
 if TYPE_CHECKING:
@@ -121,6 +120,8 @@ def print_result(
         files: those written.
     """
     if json_only:
+        from bp_convert.values.base import as_json
+
         print(as_json(result))
         return
     from bp_convert.pages import documents

@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
+from bp_convert.cli import budget_flags as b
 from bp_convert.cli import flags as o
+from bp_convert.cli.flag_checks import check_data
 from bp_convert.cli.session import errors_shown, print_result, progress_shown, show, typed
 from bp_convert.errors import CheckpointError
-from bp_convert.values.recipe import EXAMPLES, Job
 
 
 def probe(
@@ -21,9 +22,9 @@ def probe(
     trust: o.Trust = None,
     allow_missing: o.AllowMissing = False,
     input: o.Input = None,
-    calibrate: o.Calibrate = None,
-    examples: o.Count = None,
-    tokenizer: o.Tokenizer = None,
+    calibrate: b.Calibrate = None,
+    examples: b.Count = None,
+    tokenizer: b.Tokenizer = None,
     error: Annotated[
         float, o.option(None, "--error E", "Relative error at which savings are counted.")
     ] = 0.3,
@@ -37,12 +38,13 @@ def probe(
     verbose: o.Verbose = False,
 ) -> None:
     """Show how far each layer can be compressed, the largest saving first."""
-    o.check_data(ctx, calibrate=calibrate, examples=examples, tokenizer=tokenizer)
+    check_data(ctx, calibrate=calibrate, examples=examples, tokenizer=tokenizer)
     if not 0 < error < 1:
         raise typer.BadParameter(f"{error:g} is no relative error. Give one between 0 and 1")
     with errors_shown() as trail:
         from bp_convert.cli.reading import settings_from
         from bp_convert.run.written import Outputs, check_model, write_reports
+        from bp_convert.values.recipe import EXAMPLES, Job
 
         reports = report or []
         job = Job(
@@ -81,18 +83,18 @@ def probe(
 def sweep(
     ctx: typer.Context,
     model: o.Model,
-    target: o.Targets = None,
+    target: b.Targets = None,
     arch: o.Arch = None,
     trust: o.Trust = None,
     allow_missing: o.AllowMissing = False,
     input: o.Input = None,
-    calibrate: o.Calibrate = None,
-    examples: o.Count = None,
-    tokenizer: o.Tokenizer = None,
-    method: o.Method = None,
-    evaluate: o.Evaluate = None,
-    metric: o.Metric = None,
-    no_svd: Annotated[bool, o.option(o.GOAL, "--no-svd", "Leave truncated SVD out.")] = False,
+    calibrate: b.Calibrate = None,
+    examples: b.Count = None,
+    tokenizer: b.Tokenizer = None,
+    method: b.Method = None,
+    evaluate: b.Evaluate = None,
+    metric: b.Metric = None,
+    no_svd: Annotated[bool, o.option(b.GOAL, "--no-svd", "Leave truncated SVD out.")] = False,
     include: o.Include = None,
     exclude: o.Exclude = None,
     convert_anyway: o.ConvertAnyway = False,
@@ -114,7 +116,7 @@ def sweep(
 
     Give the targets as --target params=0.5,0.25,0.1 or one by one.
     """
-    o.check_data(
+    check_data(
         ctx,
         calibrate=calibrate,
         examples=examples,
@@ -125,6 +127,7 @@ def sweep(
     with errors_shown() as trail:
         from bp_convert.cli.reading import settings_from, several
         from bp_convert.run.written import Outputs, check_model, write_reports
+        from bp_convert.values.recipe import EXAMPLES, Job
 
         targets = several(target or ["params=0.5,0.25,0.1"])
         reports = report or []
@@ -198,9 +201,9 @@ def inspect(
     trust: o.Trust = None,
     allow_missing: o.AllowMissing = False,
     input: o.Input = None,
-    alpha: o.Alpha = None,
-    rank: o.Rank = None,
-    pairs: o.Pairs = None,
+    alpha: b.Alpha = None,
+    rank: b.Rank = None,
+    pairs: b.Pairs = None,
     include: o.Include = None,
     exclude: o.Exclude = None,
     convert_head: o.ConvertHead = False,
@@ -236,6 +239,7 @@ def inspect(
         from bp_convert.run.job import run
         from bp_convert.run.streamed import by_layer
         from bp_convert.storage import plan_of
+        from bp_convert.values.recipe import Job
 
         with progress_shown(trail, quiet=quiet or json_only) as progress:
             large = Job(name="inspect", model=str(model), arch=arch, settings=asked)

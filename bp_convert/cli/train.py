@@ -8,11 +8,10 @@ from typing import Annotated, Literal
 
 import typer
 
+from bp_convert.cli import budget_flags as b
 from bp_convert.cli import flags as o
 from bp_convert.cli.session import errors_shown, progress_shown, show_files
 from bp_convert.values.architecture import Architecture
-from bp_convert.values.base import as_json
-from bp_convert.values.marks import read_word
 
 ON = "On what   --data FashionMNIST --validation 0.1"
 HOW = "How   --epochs 3, or --minutes 5   --lr 1e-3 --set distill.logits=2 --preset paper"
@@ -45,11 +44,11 @@ def finetune(
             "The model to learn from: the source of a converted one. Labels are not needed then.",
         ),
     ] = None,
-    metric: o.Metric = None,
+    metric: b.Metric = None,
     download: Annotated[
         bool, o.option(ON, "--download", "Let torchvision fetch a data set.")
     ] = False,
-    tokenizer: o.Tokenizer = None,
+    tokenizer: b.Tokenizer = None,
     epochs: Annotated[float | None, o.option(HOW, "--epochs N", "Default: 1.")] = None,
     steps: Annotated[int | None, o.option(HOW, "--steps N", "Instead of epochs.")] = None,
     minutes: Annotated[
@@ -75,7 +74,7 @@ def finetune(
             "--set KEY=VALUE",
             "Any setting of bp_convert.Training, such as optimizer=AdamW, precision=bf16, "
             "ema=0.999, augment=paper, recompute=true. Repeat.",
-            autocompletion=o.training_keys,
+            autocompletion=b.training_keys,
         ),
     ] = None,
     seed: o.Seed = None,
@@ -103,6 +102,7 @@ def finetune(
     with errors_shown() as trail:
         from bp_convert.cli.reading import training_from
         from bp_convert.run.written import Outputs, check_model, is_architecture
+        from bp_convert.values.marks import read_word
 
         settings, kept = training_from(
             set or [],
@@ -154,6 +154,8 @@ def finetune(
             written, notes = file.write(trained, made_by)
         report = report.model_copy(update={"notes": (*report.notes, *notes)})
         if json_only:
+            from bp_convert.values.base import as_json
+
             print(as_json(report))
             return
         from bp_convert.render import words

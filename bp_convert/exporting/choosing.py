@@ -16,7 +16,8 @@ from bp_convert.exporting.forms import bilinear_layers, in_forms, is_recurrent
 from bp_convert.exporting.runtime import Piece, Run, Runtime
 from bp_convert.graph.running import inference, run
 from bp_convert.tuning.clock import in_turn
-from bp_convert.values.exported import ExportedLayer, Form
+from bp_convert.values.exported import ExportedLayer
+from bp_convert.values.literals import Form
 
 MARGIN = 1.03  # factors stay where they are at most this much slower: noise
 CALLS, SECONDS = 40, 0.15  # of timing one layer in one form

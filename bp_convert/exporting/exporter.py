@@ -30,7 +30,8 @@ from bp_convert.ready import check_ready
 from bp_convert.storage import is_marked, plan_of
 from bp_convert.torch_private import tree_leaves
 from bp_convert.tuning.clock import in_turn
-from bp_convert.values.exported import GOALS, Export, ExportedLayer, Form, Goal
+from bp_convert.values.exported import Export, ExportedLayer
+from bp_convert.values.literals import GOALS, Form, Goal
 from bp_convert.values.progress import Progress, told
 from bp_convert.values.report import Latency
 from bp_convert.values.tensors import TensorSpec

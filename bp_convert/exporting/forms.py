@@ -24,7 +24,7 @@ from bp_convert.kinds import is_twin
 from bp_convert.kron.contract import w2_first
 from bp_convert.kron.conv_layout import first_factor, layout_of, split_padding
 from bp_convert.layers import BPConv1d, BPConv2d, BPConv3d, BPLinear
-from bp_convert.values.exported import Form
+from bp_convert.values.literals import Form
 
 Forward = Callable[..., Any]
 _CONVS = (BPConv1d, BPConv2d, BPConv3d)

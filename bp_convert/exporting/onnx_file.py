@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bp_convert.exporting.onnx_recurrent import recurrent_forward
 from bp_convert.exporting.program import Program, unsupported
 from bp_convert.exporting.runtime import Piece, Run, Runtime
-from bp_convert.values.exported import Goal
+from bp_convert.values.literals import Goal
 
 LARGEST = 2**31 - 2**20  # bytes that one file may hold; above that weights stand beside it
 SMALL = 512  # numbers in what may be computed before

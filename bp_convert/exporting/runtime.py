@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bp_convert.errors import ExportError
 from bp_convert.exporting.program import Program
-from bp_convert.values.exported import Form, Goal
+from bp_convert.values.literals import Form, Goal
 
 Run = Callable[[Sequence[Tensor]], list[Tensor]]
 

@@ -15,7 +15,8 @@ from bp_convert.kron.policies import (
     rank_for_share,
 )
 from bp_convert.values.factors import FactorSpec, Pair
-from bp_convert.values.settings import Pairs, Policy, Rank
+from bp_convert.values.literals import Policy
+from bp_convert.values.settings import Pairs, Rank
 
 Factors = dict[str, FactorSpec]  # by role
 Widths = tuple[int, int]  # (inputs, outputs)

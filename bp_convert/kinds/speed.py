@@ -16,8 +16,8 @@ from torch import nn
 from bp_convert.kinds.choices import Factors, Widths
 from bp_convert.prices import Counts as Counts
 from bp_convert.prices import current
+from bp_convert.values.literals import Ways
 from bp_convert.values.plan import Way
-from bp_convert.values.settings import Ways
 
 if TYPE_CHECKING:
     from bp_convert.kinds.kind import Kind

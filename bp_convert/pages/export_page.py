@@ -13,7 +13,8 @@ from bp_convert.pages.page import Lines, Note, Page, Row, Section, Table
 from bp_convert.render import words
 from bp_convert.render.fold import wrapped
 from bp_convert.render.numbers import change, layers, milliseconds, size
-from bp_convert.values.exported import Export, ExportedLayer, Form
+from bp_convert.values.exported import Export, ExportedLayer
+from bp_convert.values.literals import Form
 from bp_convert.values.plan import Totals
 from bp_convert.values.report import Latency
 

@@ -38,9 +38,10 @@ from bp_convert.search.selection import Allocation
 from bp_convert.search.units import Unit
 from bp_convert.spending.spending import Pace, Spending
 from bp_convert.surgery import fingerprint
+from bp_convert.values.literals import Store
 from bp_convert.values.plan import AttrChange, LayerPlan, Plan, Way
 from bp_convert.values.progress import Progress
-from bp_convert.values.settings import Settings, Store
+from bp_convert.values.settings import Settings
 from bp_convert.widths.plan_writer import WidthPlan
 from bp_convert.widths.widen import widen
 

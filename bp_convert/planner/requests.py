@@ -10,7 +10,8 @@ from torch import nn
 from bp_convert.graph.observe import Observation
 from bp_convert.graph.walk import Site, select, structural_reasons
 from bp_convert.kinds import Ask
-from bp_convert.values.settings import Init, LayerRule, Settings, Store
+from bp_convert.values.literals import Init, Store
+from bp_convert.values.settings import LayerRule, Settings
 
 
 @dataclass(frozen=True)

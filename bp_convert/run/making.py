@@ -13,11 +13,12 @@ from bp_convert.evaluation import Scorer
 from bp_convert.graph.clone import clone
 from bp_convert.planner import Planned
 from bp_convert.run.opening import SourceModel
+from bp_convert.values.literals import Start
 from bp_convert.values.plan import Plan, Totals
 from bp_convert.values.progress import Progress
 from bp_convert.values.recipe import Job
 from bp_convert.values.report import Report
-from bp_convert.values.settings import Settings, Start
+from bp_convert.values.settings import Settings
 from bp_convert.values.target import Target
 
 # What a low-rank counterpart is asked for as its conversion is.

@@ -26,7 +26,7 @@ from bp_convert.kron.metric import Full, Metric
 from bp_convert.search.curves import Curve
 from bp_convert.search.units import COSTS, PARTS, FreeLayer, Unit
 from bp_convert.values.factors import FactorSpec
-from bp_convert.values.settings import Store
+from bp_convert.values.literals import Store
 
 FREE: tuple[Store | None, ...] = (None, "bf16", "int8", "int4", "int3")
 AS_IS: tuple[Store | None, ...] = (None,)

@@ -39,8 +39,8 @@ from bp_convert.search.group_units import tied_unit
 from bp_convert.search.sensitivity import Trials
 from bp_convert.search.sharing import stack_curve, stack_of_names, stack_unit, stacks_among
 from bp_convert.search.units import FreeLayer, Unit, make_unit
+from bp_convert.values.literals import Method, Store
 from bp_convert.values.progress import Progress
-from bp_convert.values.settings import Method, Store
 
 HANDICAP = 1.3  # times the squared error of Kronecker sums fitted to data
 

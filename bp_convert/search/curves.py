@@ -23,7 +23,7 @@ from bp_convert.kron.metric import Diagonal, Metric, Plain, both
 from bp_convert.kron.shared_grams import SharedGrams
 from bp_convert.kron.spectrum import squared_errors, whitened
 from bp_convert.values.factors import FactorSpec, Pair
-from bp_convert.values.settings import Store
+from bp_convert.values.literals import Store
 
 COARSE = 4
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.25, 0.5)  # of the parameters, at which pairs are compared

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from bp_convert.search.allocate import ERROR, OutOfReachError, allocate, quantity
 from bp_convert.search.units import COSTS, Unit
-from bp_convert.values.settings import Prefer
+from bp_convert.values.literals import Prefer
 
 TIMES = ("time", "time32")
 SLACKS = (1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 2.0)  # of the time before, tried in turn

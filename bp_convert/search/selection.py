@@ -24,8 +24,8 @@ from bp_convert.search.curves import Curve
 from bp_convert.search.pace import NEARLY, Choice, paced
 from bp_convert.search.units import COSTS, Unit
 from bp_convert.values.factors import FactorSpec
+from bp_convert.values.literals import Prefer, Store
 from bp_convert.values.plan import Tried
-from bp_convert.values.settings import Prefer, Store
 from bp_convert.values.target import Target
 
 AS_IT_IS = (None,)

@@ -17,8 +17,8 @@ from bp_convert.kinds.speed import Speed
 from bp_convert.kron.contract import bilinear_macs
 from bp_convert.search.curves import Curve
 from bp_convert.values.factors import FactorSpec
+from bp_convert.values.literals import Store, Ways
 from bp_convert.values.plan import Way
-from bp_convert.values.settings import Store, Ways
 
 PARTS = 800  # bytes of a file, on the safe side, for the further tensor that a packed one takes
 FINE = 48  # numbers of terms up to which every one is an option

@@ -36,7 +36,7 @@ from bp_convert.search.candidates import Candidates
 from bp_convert.search.curves import Curve
 from bp_convert.search.units import Unit
 from bp_convert.values.factors import FactorSpec
-from bp_convert.values.settings import Store
+from bp_convert.values.literals import Store
 
 EXAMPLES = 192  # that are fitted to
 FEW = 24  # of them at least, where a pass takes long

@@ -27,9 +27,10 @@ from bp_convert.search.units import FreeLayer, Timed, Unit
 from bp_convert.spending.budget import TRIED, budget_for
 from bp_convert.spending.rehearsal import Rehearsal
 from bp_convert.spending.trying import Trying, estimated
+from bp_convert.values.literals import Store
 from bp_convert.values.plan import largest
 from bp_convert.values.progress import Progress
-from bp_convert.values.settings import Settings, Store
+from bp_convert.values.settings import Settings
 
 WHOLE = 64  # bits of a number at most
 ALIKE: tuple[Store | None, ...] = ("int8", "int4", "int3", None)  # tried for all layers

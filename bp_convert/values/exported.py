@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 from pydantic import Field
 
 from bp_convert.values.base import Number, Shown, Value
+from bp_convert.values.literals import Form, Goal
 from bp_convert.values.report import Latency
-
-Goal = Literal["onnx", "openvino", "executorch", "torch-export"]
-GOALS: tuple[Goal, ...] = get_args(Goal)
-Form = Literal["factors", "built", "dense"]
 
 
 class ExportedLayer(Value):

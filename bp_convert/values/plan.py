@@ -10,7 +10,8 @@ from pydantic import Field
 
 from bp_convert.values.base import Shown, Value
 from bp_convert.values.factors import FactorSpec
-from bp_convert.values.settings import Settings, Start, Store
+from bp_convert.values.literals import Start, Store
+from bp_convert.values.settings import Settings
 from bp_convert.values.tensors import TensorSpec
 
 NAMED = 0.01  # share of the parameters from which on a class of modules is worth a mention

@@ -10,7 +10,8 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from bp_convert.values.architecture import Architecture
 from bp_convert.values.base import Value, one_or_many
-from bp_convert.values.settings import Init, LayerRule, Method, Rank, Settings
+from bp_convert.values.literals import Init, Method
+from bp_convert.values.settings import LayerRule, Rank, Settings
 from bp_convert.values.target import Target
 from bp_convert.values.tensors import TensorSpec
 from bp_convert.values.training import Training

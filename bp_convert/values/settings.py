@@ -9,28 +9,11 @@ from pydantic import Field, field_validator, model_validator
 
 from bp_convert.values.base import Value, one_or_many
 from bp_convert.values.factors import Pair
+from bp_convert.values.literals import Allocation, Init, Method, Policy, Prefer, Sides, Store, Ways
 from bp_convert.values.reconstruction import Reconstruct
 from bp_convert.values.target import Target
 from bp_convert.values.tensors import TensorSpec
 
-Policy = Literal["fast", "paper"]
-# Where factors start from, and what may be asked for: auto chooses by what the terms keep.
-Start = Literal["warm", "mixed", "random"]
-Init = Literal["auto", "warm", "mixed", "random"]
-# Which candidates a budget is spent on, and whether they are fitted to data; auto takes kron, and
-# fits it to data where there is some.
-Method = Literal["auto", "svd", "svd-data", "kron", "kron-data"]
-# How weights lie in the file: whole numbers with scales, in 8, 4 or 3 bits, or a floating type.
-Store = Literal["int8", "int4", "int3", "bf16", "fp16", "fp32"]
-# How replaced layers run in eval mode: on their factors, or on the dense weight built of them; auto
-# takes for each what is predicted to be faster.
-Ways = Literal["auto", "factored", "expanded"]
-# What an error of a layer is measured in: what goes into it, or what the model makes of it as well.
-Sides = Literal["auto", "inputs", "both"]
-# What the choice among layers goes by: what perturbing each did, all alike, or the best of several.
-Allocation = Literal["auto", "measured", "uniform"]
-# What error a target may give for time.
-Prefer = Literal["speed", "balanced", "quality"]
 Shrink = Literal["auto"] | Annotated[float, Field(ge=0, le=100)]
 # An int is a number of Kronecker terms, a float in (0, 1) a share of the layer's parameters.
 Rank = Annotated[int, Field(ge=1, strict=True)] | Annotated[float, Field(gt=0, lt=1)]

@@ -14,8 +14,8 @@ from bp_convert.exporting.program import traced
 from bp_convert.kron.conv_layout import every_factors
 from bp_convert.kron.pairs import divisor_pairs
 from bp_convert.layers import BPConv1d, BPConv2d, BPConv3d, BPEmbedding, BPLinear
-from bp_convert.values.exported import Form
 from bp_convert.values.factors import FactorSpec
+from bp_convert.values.literals import Form
 from bp_convert.values.tensors import TensorSpec
 
 LINEAR = [

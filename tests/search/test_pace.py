@@ -12,7 +12,7 @@ from bp_convert.search.allocate import ERROR, loss, squared_error
 from bp_convert.search.pace import AS_FAST, NEARLY, Choice, paced
 from bp_convert.search.units import FreeLayer, Unit
 from bp_convert.values.factors import FactorSpec
-from bp_convert.values.settings import Prefer
+from bp_convert.values.literals import Prefer
 from tests.search.units import made_up
 
 
