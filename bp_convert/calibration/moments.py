@@ -284,15 +284,21 @@ class Moment:
             both = both - torch.outer(far, self._offset(self.total, self.start))
         return both
 
-    def target(self, weight: Tensor, metric: Metric) -> Tensor:
+    def target(self, weight: Tensor, metric: Metric, solved: torch.dtype = torch.float64) -> Tensor:
         """Return ``T = W E[x x'^T] C'^-1`` for the other model's rows x and these, x', held to W by
-        the metric's ridge: what to fit, so that outputs are W x; W where no moments tell."""
+        the metric's ridge: what to fit, so that outputs are W x; W where no moments tell.
+
+        Args:
+            solved: in which this is solved; in float32 with the root that the metric holds.
+        """
         across = self.across()
         if across is None or not isinstance(metric, Full):
             return weight
+        if solved == torch.float32:
+            right = weight @ across.float() + metric.added * weight
+            return torch.cholesky_solve(right.t(), metric.lower).t()
         right = weight.double() @ across + metric.added * weight.double()  # (K, D)
         lower = torch.linalg.cholesky_ex(metric.matrix.double())
         if int(lower.info):
             return weight
-        solved = torch.cholesky_solve(right.t(), lower.L).t()
-        return solved.float()
+        return torch.cholesky_solve(right.t(), lower.L).t().float()

@@ -20,7 +20,8 @@ SLOPES = 3e12  # of passes back and forth,
 TRIALS = 3e12  # of perturbing each layer,
 REHEARSAL = 1e12  # of trying one choice,
 FIT = 1e13  # and of fitting layer after layer
-LEAST = 8  # examples
+LEAST = 8  # examples,
+FEW = 4  # of passes for each layer
 
 
 def within(

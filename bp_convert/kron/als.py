@@ -28,6 +28,7 @@ def fit_in_metric(
     outputs: Metric | None = None,
     sweeps: int = SWEEPS,
     solved: torch.dtype = torch.float64,
+    total: float | None = None,
     name: str = "weight",
 ) -> KroneckerFit:
     """Return factors of ``spec`` that minimise ``tr(G (W - W') C (W - W')^T)``.
@@ -43,6 +44,7 @@ def fit_in_metric(
         outputs: G, a form on the K outputs: how much each counts; None where all count alike.
             Where both factors have outputs, the nearest product of a form for each stands for it.
         solved: in which the normal equations are solved.
+        total: ``tr(G W C W^T)`` where it is known.
 
     Returns:
         The factors, and the error relative to ``tr(G W C W^T)``, rooted.
@@ -51,19 +53,39 @@ def fit_in_metric(
         FactorError: entries that are not finite.
     """
     weight = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+    w1, w2 = factors_in_metric(
+        *(weight, spec, columns, metric), outputs=outputs, sweeps=sweeps, solved=solved, name=name
+    )
     weight, metric = spared(weight, metric, columns)
     near, size = unit(weight)
-    total = both(near, metric, outputs)
-    if spec.rank >= spec.full_rank:
-        w1, w2 = _nearest(weight, spec, columns, Plain(), name)
-    elif total == 0:
-        w1, w2 = _nothing(weight, spec)
-    else:
-        w1, w2 = _weighed(near, spec, columns, metric, outputs, sweeps, solved, name)
-        w1, w2 = balanced(w1, w2 * size)
+    total = both(near, metric, outputs) if total is None else total / size**2
     gap = near - natural(w1, w2, columns) / size
     lost = both(gap, metric, outputs)
     return KroneckerFit(w1, w2, (lost / total) ** 0.5 if total else 0.0)
+
+
+def factors_in_metric(
+    weight: Tensor,
+    spec: FactorSpec,
+    columns: Columns,
+    metric: Metric,
+    *,
+    outputs: Metric | None = None,
+    sweeps: int = SWEEPS,
+    solved: torch.dtype = torch.float64,
+    name: str = "weight",
+) -> tuple[Tensor, Tensor]:
+    """Return the factors of ``fit_in_metric`` alone, w1 (R, k1, d1) and w2 (R, d2, k2): measuring
+    what they lose takes as long as a closed form does."""
+    weight = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+    weight, metric = spared(weight, metric, columns)
+    near, size = unit(weight)
+    if spec.rank >= spec.full_rank:
+        return _nearest(weight, spec, columns, Plain(), name)
+    if not bool(near.any()):
+        return _nothing(weight, spec)
+    w1, w2 = _weighed(near, spec, columns, metric, outputs, sweeps, solved, name)
+    return balanced(w1, w2 * size)
 
 
 def _nothing(weight: Tensor, spec: FactorSpec) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ from bp_convert.tuning.machine_table import cache_base
 from bp_convert.values.factors import FactorSpec
 
 LIMIT = 1 << 30  # bytes of curves that are kept; a large model has some megabytes of them
-FORM = 16  # of what is kept and how it is computed: a change makes old files unused
+FORM = 17  # of what is kept and how it is computed: a change makes old files unused
 
 
 def cache_folder() -> Path:

@@ -14,7 +14,7 @@ from bp_convert.calibration.gatherer import Moments, gather, order_of
 from bp_convert.calibration.moments import Moment
 from bp_convert.calibration.slopes import Slopes, gather_slopes
 from bp_convert.calibration.tap import Batches
-from bp_convert.calibration.work import BACKWARD, GATHER, SLOPES, TRIALS, within
+from bp_convert.calibration.work import BACKWARD, FEW, GATHER, LEAST, SLOPES, TRIALS, within
 from bp_convert.errors import PlanError
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import device_of
@@ -28,21 +28,23 @@ from bp_convert.groups.table_metric import (
     table_metric,
     table_of,
 )
-from bp_convert.kinds import Factors
+from bp_convert.kinds import Choices, Factors
 from bp_convert.kron.als import low_rank
 from bp_convert.kron.metric import Metric, Plain, both
 from bp_convert.kron.nearest import check_finite
 from bp_convert.search import cache
 from bp_convert.search.bit_axis import AS_IS, Noise, in_bits, noise_of
-from bp_convert.search.curves import Curve, curves_of
+from bp_convert.search.curves import Curve, best_of, curves_of
 from bp_convert.search.group_units import tied_unit
 from bp_convert.search.sensitivity import Trials
 from bp_convert.search.sharing import stack_curve, stack_of_names, stack_unit, stacks_among
 from bp_convert.search.units import FreeLayer, Unit, make_unit
+from bp_convert.values.factors import FactorSpec
 from bp_convert.values.literals import Method, Store
 from bp_convert.values.progress import Progress
 
 HANDICAP = 1.3  # times the squared error of Kronecker sums fitted to data
+FOLLOWED = 3  # best pairs at each share of a layer, which the others of its shape are tried with
 
 
 def settled(method: Method, *, data: bool) -> Method:
@@ -122,6 +124,7 @@ class Candidates:
     macs: float = 0.0
     stores: Mapping[str, Sequence[Store | None]] = field(default_factory=dict)
     _metrics: dict[int, Metric] = field(default_factory=dict)
+    _alike: dict[tuple[object, ...], list[FactorSpec]] = field(default_factory=dict)
 
     @property
     def by_data(self) -> bool:
@@ -272,17 +275,34 @@ class Candidates:
     ) -> tuple[list[Curve], float]:
         site = layer.site
         choices = site.kind.choices(site.module, layer.widths)[role]
-        key = self._key(layer, role, matrices)
-        held = cache.read(key)
-        if held is not None:
-            return held
+        shape = (site.kind.name, role, len(matrices), repr(choices))
+        among = self._alike.get(shape, ())
+        key = self._key(layer, role, matrices, among)
+        held = cache.read(key) or self._measured(layer, role, matrices, choices, among, key)
+        if not among:
+            best = best_of(held[0], matrices[0].numel(), FOLLOWED)
+            self._alike[shape] = [one.spec for one in best]
+        return held
+
+    def _measured(
+        self,
+        layer: FreeLayer,
+        role: str,
+        matrices: list[Tensor],
+        choices: Choices,
+        among: Sequence[FactorSpec],
+        key: str,
+    ) -> tuple[list[Curve], float]:
+        """Return a role's curves and its sensitivity, and keep them."""
+        site = layer.site
         seen = self.seen(layer, role, len(matrices), both=self.both, shrink=self.shrink)
         svd = self.method.startswith("svd") or (seen is not None and site.kind.lookup)
         sensitivity = 1.0
         if seen is None:
-            curves = curves_of(matrices, choices, low_rank_only=svd)
+            curves = curves_of(matrices, choices, low_rank_only=svd, among=among)
         else:
-            curves = curves_of(matrices, choices, seen.metrics, seen.outputs, low_rank_only=svd)
+            by_data = seen.metrics, seen.outputs
+            curves = curves_of(matrices, choices, *by_data, low_rank_only=svd, among=among)
             sensitivity = self._trials.of(site, role, seen.metrics, seen.means, seen.outputs)
         cache.write(key, curves, sensitivity)
         return curves, sensitivity
@@ -306,11 +326,18 @@ class Candidates:
             held = [], weight
         return held[1] if held[1] >= 0 else None
 
-    def _key(self, layer: FreeLayer, role: str, matrices: Sequence[Tensor]) -> str:
+    def _key(
+        self,
+        layer: FreeLayer,
+        role: str,
+        matrices: Sequence[Tensor],
+        among: Sequence[FactorSpec] = (),
+    ) -> str:
         """Return what names all that a role's curves hang on."""
         site = layer.site
         kernel = "x".join(map(str, site.kind.choices(site.module, layer.widths)[role].kernel))
         words = [self.method.removesuffix("-data"), site.kind.name, role, kernel]
+        words += [repr(one) for one in among]
         if not self.by_data:
             return cache.key_of(matrices, *words)
         words += ["both" if self.both else "inputs", f"{self.shrink:g}"]
@@ -378,8 +405,8 @@ class Candidates:
     def _trials(self) -> Trials:
         sites = [one.site for one in self.layers]
         plain = {site.held: site.module for site in sites if not site.plain}
-        batches = self._within(len(sites) * self.macs, TRIALS)
+        batches = self._within(len(sites) * self.macs, TRIALS, FEW)
         return Trials(clone(self.model, plain, apart=True), batches)
 
-    def _within(self, each: float, work: float) -> Batches:
-        return within(self.batches, each, work, device_of(self.model))
+    def _within(self, each: float, work: float, least: int = LEAST) -> Batches:
+        return within(self.batches, each, work, device_of(self.model), least)

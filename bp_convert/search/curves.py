@@ -7,7 +7,7 @@ parameters, until nothing better turns up. ``benchmarks/pairs.py`` compares that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log, prod
 
@@ -66,6 +66,7 @@ def curves_of(
     outputs: Sequence[Metric | None] | None = None,
     *,
     low_rank_only: bool = False,
+    among: Collection[FactorSpec] = (),
 ) -> list[Curve]:
     """Return the curves of the pairs that are best somewhere.
 
@@ -74,10 +75,26 @@ def curves_of(
         metrics: one for each matrix; None for the Frobenius norm.
         outputs: for each matrix how much its outputs count; None where all count alike.
         low_rank_only: look at low-rank alone, which is truncated SVD.
+        among: the pairs to look at beside low-rank, with one term; by default they are searched.
     """
     metrics = metrics or [Plain()] * len(matrices)
     outputs = outputs or [None] * len(matrices)
-    return _Search([*map(to_compute, matrices)], choices, metrics, outputs).run(low_rank_only)
+    search = _Search([*map(to_compute, matrices)], choices, metrics, outputs)
+    return search.run(low_rank_only, among)
+
+
+def best_of(curves: Iterable[Curve], size: int, count: int) -> list[Curve]:
+    """Return the curves that are among so many best at some share of a weight's size, the best
+    first."""
+    curves, kept = list(curves), dict[FactorSpec, Curve]()
+    for share in SHARES:
+        budget = share * size
+        ranked = sorted(
+            (one for one in curves if one.spec.params <= budget),
+            key=lambda one: (one.at(budget), one.spec.params, one.spec.out, one.spec.inp),
+        )
+        kept.update({one.spec: one for one in ranked[:count]})
+    return list(kept.values())
 
 
 @dataclass
@@ -97,7 +114,7 @@ class _Search:
             both(*each) for each in zip(self.matrices, self.metrics, self.outputs, strict=True)
         ]
 
-    def run(self, low_rank_only: bool) -> list[Curve]:
+    def run(self, low_rank_only: bool, among: Collection[FactorSpec]) -> list[Curve]:
         axes, pairs = next(iter(self.choices.ins.items()))
         columns = pairs[0][0] * pairs[0][1]
         thin = FactorSpec(out=(self.choices.outs[-1][0], 1), inp=(1, columns), axes=axes)
@@ -105,14 +122,10 @@ class _Search:
         lowest = self.found.get(thin)  # not there where it saves nothing, as for a single output
         if low_rank_only:
             return list(self.found.values())
-        self._measure(self._coarse())
-        seen: set[FactorSpec] = set()
-        while True:
-            best = [one.spec for one in self._best() if one.spec not in seen]
-            if not best:
-                break
-            seen.update(best)
-            self._measure(near for spec in best for near in self._neighbours(spec))
+        if among:
+            self._measure(among)
+        else:
+            self._climb()
         kept = self._best()
         if lowest is not None and lowest not in kept:
             kept.append(lowest)
@@ -126,6 +139,17 @@ class _Search:
         return kept
 
     # Which pairs
+
+    def _climb(self) -> None:
+        """Measure from coarse to fine."""
+        self._measure(self._coarse())
+        seen: set[FactorSpec] = set()
+        while True:
+            best = [one.spec for one in self._best() if one.spec not in seen]
+            if not best:
+                return
+            seen.update(best)
+            self._measure(near for spec in best for near in self._neighbours(spec))
 
     def _coarse(self) -> list[FactorSpec]:
         outs = _spaced(self.choices.outs)
@@ -151,15 +175,7 @@ class _Search:
 
     def _best(self) -> list[Curve]:
         """Return the curves that are among the best at some share, the best first."""
-        kept: dict[FactorSpec, Curve] = {}
-        for share in SHARES:
-            budget = share * self.size
-            ranked = sorted(
-                (one for one in self.found.values() if one.spec.params <= budget),
-                key=lambda one: (one.at(budget), one.spec.params, one.spec.out, one.spec.inp),
-            )
-            kept.update({one.spec: one for one in ranked[:KEPT]})
-        return list(kept.values())
+        return best_of(self.found.values(), self.size, KEPT)
 
     # Their errors
 
@@ -276,7 +292,11 @@ class _Search:
         for metric, one, counts, total in every:
             sweeps = SWEEPS if affordable(spec, metric, TRIAL, TRIAL_SIDE) else 0
             near = fit_in_metric(
-                one, spec, columns, metric, outputs=counts, sweeps=sweeps, solved=torch.float32
+                *(one, spec, columns, metric),
+                outputs=counts,
+                sweeps=sweeps,
+                solved=torch.float32,
+                total=total,
             )
             gap += near.error**2 * total
         return gap / max(sum(self.totals), 1e-300)

@@ -110,12 +110,16 @@ def damped(growth: float) -> float:
 
 def _truncated(matrix: Tensor, metric: Metric) -> Tensor:
     """Cut off the weakest directions of the output, up to a share of its energy."""
-    values, vectors = torch.linalg.eigh(gram(metric.root(unit(matrix)[0])))  # rising
+    scaled, size = unit(matrix)
+    rows = metric.root(scaled)  # (K, D)
+    tall = rows.shape[0] > rows.shape[1]
+    values, vectors = torch.linalg.eigh(gram(rows.t() if tall else rows))  # rising
     values = values.clamp(min=0)
     cut = int((values.cumsum(0) <= LOST * values.sum()).sum())
     weak = vectors[:, : min(max(cut, 1), len(values) - 1)].float()
-    near: Tensor = matrix - weak @ (weak.t() @ matrix)
-    return near
+    # The same directions from the inputs' side, where the Gram matrix is smaller.
+    lost = metric.unroot(rows @ weak @ weak.t()) * size if tall else weak @ (weak.t() @ matrix)
+    return matrix - lost
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from bp_convert.graph.example import device_of
 from bp_convert.graph.tree import rows_in
 from bp_convert.groups.stacked import Stacked, coefficients, shared_rows
 from bp_convert.kinds import Factors
-from bp_convert.kron.als import affordable, fit_in_metric, natural
+from bp_convert.kron.als import affordable, factors_in_metric, natural
 from bp_convert.kron.column_order import Columns
 from bp_convert.kron.metric import Diagonal, Full, Metric, Plain
 from bp_convert.search import cache
@@ -169,7 +169,7 @@ class Rehearsal:
                 target, outputs = weight, None
             else:
                 metric = moment.metric(shrink)
-                target = moment.target(weight, metric)
+                target = moment.target(weight, metric, torch.float32)
                 outputs = moment.outputs if counts is None else counts[index]
             if spec is None:
                 assert store is not None
@@ -202,14 +202,13 @@ class Rehearsal:
             outputs: how its outputs count in the fit, and how where factors are rounded.
         """
         columns = Columns.of(spec, self._kernel(unit))
-        near = fit_in_metric(
+        one, two = factors_in_metric(
             *(target, spec, columns, metric),
             outputs=outputs[0],
             sweeps=SWEEPS if affordable(spec, metric, WORK, SIDE) else 0,
             solved=torch.float32,
             name=unit.name,
         )
-        one, two = near.w1, near.w2
         form = FORMS.get(store or "")
         if isinstance(form, Grid) and form.bits < COARSE:
             whole = natural(one, two, columns)[:, : target.shape[1]]
@@ -257,7 +256,8 @@ class Rehearsal:
             full = [one for one in metrics if isinstance(one, Full)]
             counts = [1.0] * len(weights)
             rows[leader] = shared_rows(weights, full, counts)[:, : spec.rank].t()
-        own = coefficients(moment.target(weight, metric), metric, rows[leader])
+        target = moment.target(weight, metric, torch.float32)
+        own = coefficients(target, metric, rows[leader])
         fitted = (own @ rows[leader]).to(weight)
         module = model.get_submodule(site.name)
         site.kind.add(module, unit.role, [fitted - weight])
