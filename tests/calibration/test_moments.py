@@ -307,3 +307,15 @@ def test_rows_of_other_examples_are_no_pairs() -> None:
     assert_near(metric.matrix, _ridged(_moment(rows, centred=True), rows), F32)
     weight, fitted = torch.randn(3, 5), torch.randn(3, 5)
     assert moment.error(weight, fitted) == (metric.energy(weight - fitted), metric.energy(weight))
+
+
+def test_a_target_solved_in_float32_is_that_of_float64() -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(400, 24) @ torch.randn(24, 24)
+    moment = Moment(24, cross=True)
+    moment.add(rows, rows + 0.3 * torch.randn(400, 24))
+    weight, metric = torch.randn(9, 24), moment.metric()
+    exact = moment.target(weight, metric)
+    near = moment.target(weight, metric, torch.float32)
+    assert float((exact - weight).norm() / weight.norm()) > 0.01
+    assert float((near - exact).norm() / exact.norm()) < 1e-4

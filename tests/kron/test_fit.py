@@ -278,3 +278,16 @@ def test_outputs_of_both_factors_count_by_the_product_of_two_diagonals() -> None
     values = torch.linalg.svdvals(table)
     best = float((values[2:].square().sum() / values.square().sum()).sqrt())
     assert near.error == pytest.approx(best, rel=1e-9)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_factors_alone_are_those_of_the_fit(spec: FactorSpec) -> None:
+    weight, metric = torch.randn(K, D), Full(spread_moment(D, 10).float())
+    near = fit_in_metric(weight, spec, Columns.of(spec, ()), metric)
+    w1, w2 = fit_module.factors_in_metric(weight, spec, Columns.of(spec, ()), metric)
+    assert torch.equal(near.w1, w1)
+    assert torch.equal(near.w2, w2)
+    known = fit_in_metric(
+        weight, spec, Columns.of(spec, ()), metric, total=metric.energy(weight.float())
+    )
+    assert known.error == pytest.approx(near.error, rel=1e-6)

@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import bp_convert
 from bp_convert.kinds import Choices, Spread, kind_of
 from bp_convert.kron.als import fit_in_metric
 from bp_convert.kron.column_order import Columns
 from bp_convert.kron.metric import Diagonal, Full, Metric, Plain
 from bp_convert.kron.pairs import divisor_pairs
-from bp_convert.search.curves import Curve, curves_of
+from bp_convert.search.curves import Curve, best_of, curves_of
 from bp_convert.values.factors import FactorSpec
 from tests.oracles import conv_weight, kron_sum, spread_moment
 
@@ -242,3 +243,41 @@ def test_the_size_of_the_weights_does_not_matter(size: float, wide: bool) -> Non
     plain = {c.spec: c.errors for c in curves_of([matrix], choices, metric, low_rank_only=wide)}
     for curve in curves_of([matrix * size], choices, metric, low_rank_only=wide):
         np.testing.assert_allclose(curve.errors, plain[curve.spec], rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize("by_data", [False, True])
+def test_among_given_pairs_only_those_and_low_rank_are_measured(by_data: bool) -> None:
+    matrix, choices = _falling(48, 60), _matrix(48, 60)
+    metrics = [Full(spread_moment(60, 1e2).float())] if by_data else None
+    searched = curves_of([matrix], choices, metrics)
+    best = best_of(searched, matrix.numel(), 2)
+    assert 1 < len(best) < len(searched)
+    found = curves_of([matrix], choices, metrics, among=[one.spec for one in best])
+    assert {one.spec for one in best} <= {one.spec for one in found}
+    assert len(found) <= len(best) + 1
+    for share in SHARES if not by_data else ():
+        budget = share * matrix.numel()
+        assert _best(found, budget) == _best(searched, budget)
+
+
+def test_layers_of_one_shape_share_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What later ones are tried with is what the first one's search kept, and plans still hold
+    their target."""
+    seen: dict[tuple[int, ...], list[int]] = {}
+
+    def noted(matrices: list[Tensor], *args: object, **kwargs: object) -> list[Curve]:
+        found = curves_of(matrices, *args, **kwargs)  # type: ignore[arg-type]
+        seen.setdefault(tuple(matrices[0].shape), []).append(len(kwargs["among"]))  # type: ignore[arg-type]
+        return found
+
+    monkeypatch.setattr("bp_convert.search.candidates.curves_of", noted)
+    torch.manual_seed(0)
+    blocks = [nn.Linear(48, 48) for _ in range(4)]
+    model = nn.Sequential(*blocks, nn.Linear(48, 24))
+    plan = bp_convert.plan(model, target="params=0.4")
+    assert plan.params.ratio <= 0.4
+    counts = seen[48, 48]
+    assert counts[0] == 0
+    assert len(counts) == 4
+    assert min(counts[1:]) > 0
+    assert seen[24, 48] == [0]

@@ -6,7 +6,9 @@ from torch import Tensor, nn
 
 from bp_convert.calibration.gatherer import gather, order_of
 from bp_convert.graph.walk import walk
-from bp_convert.search.sensitivity import FEWEST, MOST, Trials
+from bp_convert.kron.metric import Full
+from bp_convert.search.sensitivity import FEWEST, LOST, MOST, Trials, truncated
+from tests.oracles import spread_moment
 from tests.search.models import Words, cnn, images, mlp, vectors
 
 
@@ -120,3 +122,19 @@ def test_the_size_of_the_numbers_does_not_matter(size: float) -> None:
             layer.bias.mul_(size)
     for key, found in _sensitivities(model, x).items():
         assert found == pytest.approx(plain[key], rel=1e-2)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(96, 32), (32, 96), (40, 40)])
+def test_what_is_cut_off_is_the_weakest_part_of_the_output(rows: int, columns: int) -> None:
+    """Against singular values, from either side."""
+    torch.manual_seed(0)
+    matrix = torch.randn(rows, columns) * torch.logspace(0, -2, columns) * 1e-9
+    metric = Full(spread_moment(columns, 1e2).float())
+    left, values, right = torch.linalg.svd(metric.root(matrix * 1e9), full_matrices=False)
+    energies = values.square()
+    cut = int((energies.flip(0).cumsum(0) <= LOST * energies.sum()).sum())
+    assert 0 < cut < len(values) - 1
+    kept = len(values) - cut
+    wanted = metric.unroot((left[:, :kept] * values[:kept]) @ right[:kept]) * 1e-9
+    found = truncated(matrix, metric)
+    assert float((found - wanted).norm() / wanted.norm()) < 1e-4
