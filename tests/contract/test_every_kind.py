@@ -191,9 +191,7 @@ def test_state_copies_export_and_compile(case: Case) -> None:
     exported = torch.export.export(twin, args).module()
     assert_near(main(exported(*args)), expected)
     torch._dynamo.reset()
-    compiled = torch.compile(
-        twin, backend="eager", fullgraph=not isinstance(case.make(), nn.RNNBase)
-    )
+    compiled = torch.compile(twin, backend="eager", fullgraph=True)
     with torch.no_grad():
         assert_near(main(compiled(*args)), expected)
 
