@@ -7,8 +7,7 @@ often it is compiled when the batch goes 1, 8, 32, 5, the dense model beside it;
 it is compiled than the dense model compiled, and than itself uncompiled. Times are medians of
 passes that take turns in one run, on one thread by its own clock; above 1 the converted model,
 compiled, is faster. Compiled layers run on their factors, also those that the plan expands.
-LSTMs are left out: torch does not
-compile its own.
+LSTMs are left out: torch does not compile its own.
 """
 
 from __future__ import annotations
