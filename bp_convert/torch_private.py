@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -177,9 +178,14 @@ def is_compiled(module: nn.Module) -> bool:
     return isinstance(module, torch._dynamo.OptimizedModule)
 
 
-def version_of(tensor: Tensor) -> int:
-    """Return the count of writes to a tensor's memory, which autograd keeps."""
-    return tensor._version
+# The count of writes to a tensor's memory, which autograd keeps. An expanded layer asks for it, and
+# for what is watched, at every call: each name that is looked up on the way costs as much.
+version_of: Callable[[Tensor], int] = attrgetter("_version")
+_traced = torch.compiler.is_dynamo_compiling  # other compilers trace under a mode
+_modes = torch._C._len_torch_dispatch_stack
+_tracer = torch._C._get_tracing_state
+_transform = torch._C._functorch.peek_interpreter_stack
+_casts = torch.is_autocast_enabled
 
 
 def is_watched() -> bool:
@@ -187,11 +193,11 @@ def is_watched() -> bool:
     tracer, fake tensors, a counter, a transform of ``torch.func``, autocast. What it sees has to be
     what a layer computes, from its parameters on."""
     return (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._get_tracing_state() is not None
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.is_autocast_enabled("cpu")
+        _traced()
+        or _modes() > 0
+        or _tracer() is not None
+        or _transform() is not None
+        or _casts("cpu")
     )
 
 

@@ -106,7 +106,7 @@ class BPTiedLinear(BPLinear):
         if input.is_nested:
             return over_nested(self, input)
         if self.way == "expanded" and (built := self.built_for(input)) is not None:
-            weight, most = built
+            weight, *_, most = built
             if input.numel() < most:
                 return F.linear(input, weight, self.bias)
         y = bilinear(input, self.w1, self.w2.transpose(1, 2))

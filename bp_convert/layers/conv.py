@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
+from math import inf, prod
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -16,14 +16,19 @@ from bp_convert.kron.conv_layout import (
     Layout,
     fast_conv_factors,
     first_factor,
+    layout_cost,
     layout_of,
     split_padding,
 )
 from bp_convert.kron.nearest import nearest_kronecker_sum, reconstruct
 from bp_convert.kron.pairs import check_positive
 from bp_convert.layers.common import BilinearLayer
+from bp_convert.torch_private import parameters_of
 from bp_convert.values.factors import FactorSpec
 
+# Multiply-adds saved in a call, for which an expanded layer runs on its factors; theirs count for
+# more, as they are less efficient.
+MANY, SLACK = 5_000_000, 1.5
 Size = int | tuple[int, ...]
 Steps = Sequence[Sequence[Any]]  # for each factor, what its convolution takes behind the bias
 
@@ -114,19 +119,38 @@ class _BPConv(BilinearLayer):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map (N, C, *size) or (C, *size) to (N, K, *out) or (K, *out)."""
+        if (
+            self.way == "expanded"
+            and (built := self.built_for(input)) is not None
+            and input.numel() < built[0]
+        ):
+            return self._expanded(input, *built[1:])
         single = input.dim() == self.AXES + 1
-        x = input.unsqueeze(0) if single else input
-        self._check_input(x, input)
-        if self._front:
-            mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
-            x = F.pad(x, self._front, mode=mode)
-        if self.way == "expanded" and (built := self.built_for(x)) is not None:
-            y = type(self).CONV(x, built[0], self.bias, *built[1])
-            return y.squeeze(0) if single else y
+        x = self._padded(input.unsqueeze(0) if single else input, input)
         if self._point:
             for axis, step in enumerate(self.stride, 2):
                 x = x if step == 1 else _every(x, axis, step)
         return self._finished(self._run(x, self._steps), single)
+
+    def _padded(self, x: Tensor, input: Tensor) -> Tensor:
+        """Check an input of any number of axes, and put on first what no factor pads itself."""
+        self._check_input(x, input)
+        if not self._front:
+            return x
+        mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
+        return F.pad(x, self._front, mode=mode)
+
+    def _expanded(self, input: Tensor, weight: Tensor, held: Any, more: Any) -> Tensor:
+        """Run torch's function on the dense weight."""
+        bias = held("bias", self)
+        bias = self.bias if bias is self else bias  # one that is computed is not held
+        if not self._front:
+            return type(self).CONV(input, weight, bias, *more)  # which checks what it is given
+        single = input.dim() == self.AXES + 1
+        y = type(self).CONV(
+            self._padded(input.unsqueeze(0) if single else input, input), weight, bias, *more
+        )
+        return y[0] if single else y
 
     def _run(self, x: Tensor, steps: Steps) -> Tensor:
         """Apply both factors, each with stride, padding and what else its axes ask for."""
@@ -267,10 +291,23 @@ class _BPConv(BilinearLayer):
     # Dense and back
 
     def expand(self) -> Any:
-        """Build the weight, and what torch's function takes behind the bias."""
+        """Build the weight.
+
+        Returns:
+            From how many numbers on a call goes on the factors all the same; the weight; what gets
+            the bias of where parameters are held; and what torch's function takes behind it.
+        """
         weight = super().expand()
         more = (self.stride, self._padding()[1], self.dilation, self.groups)
-        return None if weight is None else (weight, more)
+        return None if weight is None else (self._most(), weight, parameters_of(self).get, more)
+
+    def _most(self) -> float:
+        if self.groups > 1:
+            return inf
+        dense = prod((*self.factors.out, *self.factors.inp))
+        saved = dense - SLACK * layout_cost(self.factors, self.kernel_size, self.stride)
+        positions = self.in_channels * prod(self.stride)  # numbers read for one that is put out
+        return positions * MANY / saved if saved > 0 else inf
 
     @torch.no_grad()
     def fit_(self, weight: Tensor) -> float:

@@ -103,7 +103,7 @@ class BPEmbedding(BilinearLayer):
             IndexError: an index outside the vocabulary (on the CPU; a GPU reports it late).
         """
         if self.way == "expanded" and (table := self.built_for(input)) is not None:
-            return F.embedding(input, table)
+            return torch.embedding(table, input)  # what F.embedding comes to
         rows = input.reshape(-1)  # (N,)
         y = self._in_groups(rows) if self._groups(rows) else sum_of_products(*self.look_up(rows))
         if self.padding_idx is not None:
@@ -284,7 +284,10 @@ def sum_of_products(left: Tensor, right: Tensor) -> Tensor:
     columns = left.transpose(1, 2)  # (N, e1, R)
     if n2 == 1:  # one product for all rows, as in a low-rank table
         return (columns.reshape(-1, terms) @ right[0]).view(n1, e1 * e2)
-    return torch.bmm(columns.expand(n2, -1, -1), right).flatten(1)
+    if n1 == 1:
+        y = right.transpose(1, 2).reshape(-1, terms) @ left[0]  # (N*e2, e1)
+        return y.view(n2, e2, e1).transpose(1, 2).reshape(n2, e1 * e2)
+    return torch.bmm(columns, right).flatten(1)
 
 
 def _checked(name: str, spec: FactorSpec, rows: int, columns: int) -> FactorSpec:

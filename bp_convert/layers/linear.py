@@ -13,6 +13,7 @@ from bp_convert.kron.contract import bilinear, bilinear_macs
 from bp_convert.kron.fits import checked
 from bp_convert.kron.policies import paper_factors
 from bp_convert.layers.common import BilinearLayer, over_nested
+from bp_convert.torch_private import parameters_of
 from bp_convert.values.factors import FactorSpec
 
 MANY = 4_000_000  # multiply-adds saved in a call, for which an expanded layer runs on its factors
@@ -63,22 +64,34 @@ class BPLinear(BilinearLayer):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map (..., D) to (..., K); of a nested tensor each sequence."""
+        if self.way == "expanded" and (built := self.built_for(input)) is not None:
+            weight, turned, held, most = built
+            if input.numel() < most:
+                bias = held("bias", self)
+                bias = self.bias if bias is self else bias  # one that is computed is not held
+                if bias is not None and input.dim() == 2:
+                    return torch.addmm(bias, input, turned)  # what F.linear comes to
+                if not input.is_nested:
+                    return F.linear(input, weight, bias)
         if input.is_nested:
             return over_nested(self, input)
-        if self.way == "expanded" and (built := self.built_for(input)) is not None:
-            weight, most = built
-            if input.numel() < most:
-                return F.linear(input, weight, self.bias)
         return bilinear(input, self.w1, self.w2, self.bias)
 
     def expand(self) -> Any:
         """Build the weight; and tell from how many numbers on a call goes on the factors all the
-        same, since it saves so many multiply-adds."""
+        same, since it saves so many multiply-adds.
+
+        Returns:
+            The weight (K, D), the same turned, what gets the bias of where parameters are held, and
+            that number.
+        """
         weight = super().expand()
+        if weight is None:
+            return None
         dense = self.in_features * self.out_features
         saved = dense - 2 * bilinear_macs(self.factors)  # small products are less efficient
         most = self.in_features * MANY / saved if saved > 0 else inf
-        return None if weight is None else (weight, most)
+        return weight, weight.t(), parameters_of(self).get, most
 
     def extra_repr(self) -> str:
         """Tell the widths, the pairs and the number of terms."""

@@ -16,7 +16,7 @@ from bp_convert.recurrence.checks import (
     check_state,
     steps_and_batch,
 )
-from bp_convert.recurrence.path_cost import prefers_factored, recurrent_macs
+from bp_convert.recurrence.path_cost import gains, prefers_factored, recurrent_macs
 from bp_convert.recurrence.paths import Direction, loop
 from bp_convert.recurrence.steps import State
 from bp_convert.values.factors import FactorSpec
@@ -28,14 +28,16 @@ class RecurrentStack(RecurrentFactors):
     There are two ways to run it and a rule that picks (``path_cost.prefers_factored``): step
     by step on the factors, with the input products of all steps done at once; or, where the hidden
     size is small or the terms are many, torch's own run on weights built from the factors, which
-    are kept as those of an expanded layer are. On CUDA devices, and where it is expanded, it is
-    always the latter.
+    are kept as those of an expanded layer are. On CUDA devices it is always the latter; so it is
+    where it is expanded, but for large calls that factors make cheaper.
     """
 
     FIELDS: ClassVar[tuple[str, ...]] = (
         *("input_size", "hidden_size", "num_layers", "bias", "batch_first"),
         *("dropout", "bidirectional"),
     )
+
+    _gains: tuple[float, float, float] = (0.0, 0.0, 0.0)  # see ``path_cost.gains``
 
     def __init__(
         self,
@@ -64,6 +66,7 @@ class RecurrentStack(RecurrentFactors):
         self.proj_size = proj_size
         check_fields(type(self).__name__, self.frame, dropout)
         self.hold_(factors, rank, device, dtype)
+        self._gains = gains(self.factors, self.mode)
 
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:
         """Return (output, state) as torch's layer does."""
@@ -111,7 +114,8 @@ class RecurrentStack(RecurrentFactors):
         steps, batch = (x.shape[0], x.shape[1]) if sizes is None else (len(sizes), int(sizes[0]))
         if states is None:
             states = tuple(x.new_zeros(self.passes(), batch, width) for width in self._widths())
-        weights = self.built_for(x) if self.way == "expanded" else None
+        kept = self.way == "expanded" and not self._cheap(x, steps)
+        weights = self.built_for(x) if kept else None
         if weights is None and self._factored(x, steps, batch):
             if sizes is not None:
                 return self._loop(x, states, sizes.tolist())
@@ -125,6 +129,13 @@ class RecurrentStack(RecurrentFactors):
         else:
             y, *after = self.recurrence.fused(x, sizes, hx, *parts, self.bidirectional)
         return y, tuple(after)
+
+    def _cheap(self, x: Tensor, steps: int) -> bool:
+        """Whether a call is so large that it goes on the factors though others do not."""
+        if torch.compiler.is_compiling():
+            return False
+        call, step, row = self._gains
+        return call + step * steps + row * (x.numel() // max(1, x.shape[-1])) > 0
 
     def _factored(self, x: Tensor, steps: int, batch: int) -> bool:
         if torch.compiler.is_compiling():

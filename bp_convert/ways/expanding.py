@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
 from typing_extensions import Self
 
 from bp_convert.torch_private import is_watched
@@ -43,7 +42,7 @@ class Expanding(nn.Module):
     def built_for(self, x: Any) -> Any:
         """Return what is kept for a call on ``x``, built anew where it has to be; None where the
         call goes on the factors."""
-        if self.training or torch.is_grad_enabled() or type(x) is not Tensor or is_watched():
+        if is_grad_enabled() or type(x) is not Tensor or is_watched():
             return None
         kept = self._kept
         if kept is not None and kept.holds():
@@ -52,6 +51,8 @@ class Expanding(nn.Module):
 
     def _anew(self) -> Any:
         self._kept = None
+        if self.training:
+            return None
         looks = looks_at(self.sources())  # before it is built, so that no write falls in between
         value = None if looks is None else self.expand()
         if looks is None or value is None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,21 @@ from bp_convert.torch_private import tree_leaves, version_of
 ALL = 256  # eights of bytes up to which every one of a tensor is compared
 SOME = 64  # eights of bytes, at least, that are compared of a larger one
 
-# Whose tensor it is and its name, the tensor, its address, its version, and numbers of it: where
-# they lie, and what they were.
-Source = tuple[Mapping[str, Tensor | None], str]
-Look = tuple[Mapping[str, Tensor | None], str, Tensor, int, int, memoryview, memoryview]
+Source = tuple[Mapping[str, Tensor | None], str]  # where a tensor is held, and by which name
+
+
+class Snapshot(NamedTuple):
+    """What a tensor was; ``there`` are numbers of it as they are now, ``then`` as they were."""
+
+    held: Mapping[str, Tensor | None]
+    name: str
+    was: Tensor
+    address: Callable[[], int]
+    place: int
+    version: int
+    there: memoryview
+    whole: bool  # all of them
+    then: bytes | memoryview
 
 
 class Kept:
@@ -31,16 +42,17 @@ class Kept:
 
     __slots__ = ("looks", "value")
 
-    def __init__(self, value: Any, looks: Sequence[Look]) -> None:
+    def __init__(self, value: Any, looks: Sequence[Snapshot]) -> None:
         self.value, self.looks = value, tuple(looks)
 
     def holds(self) -> bool:
         """Return whether the value still is that of the tensors."""
-        for held, name, was, place, version, there, then in self.looks:
+        for held, name, was, address, place, version, there, whole, then in self.looks:
             # The place goes first: what lies at another one may be gone.
-            if held.get(name) is not was or was.data_ptr() != place or there != then:
+            if held.get(name) is not was or address() != place or version_of(was) != version:
                 return False
-            if version_of(was) != version:
+            # Bytes are compared at once, other views number by number.
+            if (there.tobytes() if whole else there) != then:
                 return False
         return True
 
@@ -51,15 +63,15 @@ class Kept:
     @property
     def nbytes(self) -> int:
         """The bytes of the matrices in the value; other numbers are the tensors' own."""
-        ones = tree_leaves(self.value)
-        return sum(one.nbytes for one in ones if isinstance(one, Tensor) and one.dim() > 1)
+        ones = [one for one in tree_leaves(self.value) if isinstance(one, Tensor) and one.dim() > 1]
+        return sum({one.data_ptr(): one.nbytes for one in ones}.values())  # views of one count once
 
 
 def _nothing() -> None:
     return None
 
 
-def looks_at(sources: Sequence[Source]) -> list[Look] | None:
+def looks_at(sources: Sequence[Source]) -> list[Snapshot] | None:
     """Take down what some tensors are; None where they are of a sort that cannot be watched: on
     another device than a CPU, without a version of their own, or no parameters and plain buffers.
     """
@@ -77,9 +89,13 @@ def looks_at(sources: Sequence[Source]) -> list[Look] | None:
         eights = len(there) % 8 == 0
         if eights:
             there = there.cast("q")
-        if len(there) > ALL:
+        whole = len(there) <= ALL
+        then: bytes | memoryview
+        if whole:
+            then = there.tobytes()
+        else:
             there = there[:: len(there) // SOME | 1]  # an odd step meets every column
-        then = memoryview(there.tobytes())
-        then = then.cast("q") if eights else then
-        found.append((held, name, one, place, version, there, then))
+            then = memoryview(there.tobytes())
+            then = then.cast("q") if eights else then
+        found.append(Snapshot(held, name, one, one.data_ptr, place, version, there, whole, then))
     return found

@@ -15,7 +15,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from bp_convert.kinds import Ask, Spread
+from bp_convert.layers.conv import BPConv2d
 from bp_convert.layers.linear import BPLinear
+from bp_convert.layers.lstm import BPLSTM
+from bp_convert.layers.rnn import BPGRU, BPRNN
+from bp_convert.values.factors import FactorSpec
 from bp_convert.ways.expanding import Expanding
 from tests.contract.cases import CASES, VARIANTS, Case, kind, output
 from tests.tolerances import assert_near
@@ -273,6 +277,48 @@ def test_large_calls_that_factors_make_cheap_go_on_them(monkeypatch: pytest.Monk
     assert called == [32]
 
 
+def test_large_calls_of_convolutions_go_on_cheap_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[int] = []
+    monkeypatch.setattr(BPConv2d, "_run", lambda self, x, _: called.append(len(x)) or x)
+    one_term, many = FactorSpec(out=(4, 8), inp=(32, 9), axes=(2, 2)), 32
+    for rank, expected in ((1, [16]), (many, [])):  # many terms take more than the dense layer
+        called.clear()
+        factors = one_term.model_copy(update={"rank": rank})
+        layer = BPConv2d(32, 32, 3, padding=1, factors=factors).eval()
+        layer.way = "expanded"
+        with torch.no_grad():
+            for batch in (1, 16):
+                layer(torch.randn(batch, 32, 14, 14))
+        assert called == expected
+        assert layer._kept is not None
+    thin = BPConv2d(16, 16, 3, factors=FactorSpec(out=(16, 1), inp=(1, 144), axes=(2, 2)))
+    assert thin._most() == float("inf")  # one channel takes as long as sixteen
+
+
+@pytest.mark.parametrize("kind", [BPLSTM, BPGRU, BPRNN])
+def test_large_calls_of_recurrent_layers_go_on_cheap_factors(
+    kind: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = kind(256, 256).eval()
+    layer.way = "expanded"
+    called: list[int] = []
+    loop = kind._loop
+    monkeypatch.setattr(
+        kind, "_loop", lambda self, x, *rest: called.append(len(x)) or loop(self, x, *rest)
+    )
+    with torch.no_grad():
+        for batch in (1, 64):
+            layer(torch.randn(20, batch, 256))
+        many = torch.nn.utils.rnn.pack_sequence([torch.randn(20, 256)] * 64)
+        layer(many)
+        assert called == [20 * 64] * 2
+        assert layer._kept is not None
+        slow = kind(32, 64, rank=4).eval()
+        slow.way = "expanded"
+        slow(torch.randn(20, 64, 32))
+    assert len(called) == 2
+
+
 def test_parametrized_factors_run_as_factors() -> None:
     layer, x = _linear(), torch.randn(3, 12)
     expected = layer(x)
@@ -280,6 +326,31 @@ def test_parametrized_factors_run_as_factors() -> None:
     assert _after(layer, lambda: layer(x)) is None
     with torch.no_grad():
         assert_near(layer(x), expected)
+
+
+def test_a_bias_is_read_anew_whoever_holds_it() -> None:
+    conv = BPConv2d(6, 4, 3, rank=2).eval()
+    conv.way = "expanded"
+    layers: list[tuple[Any, Tensor]] = [
+        (_linear(), torch.randn(3, 12)),
+        (conv, torch.randn(2, 6, 5, 5)),
+    ]
+    for layer, x in layers:
+        axes = (-1,) if x.dim() == 2 else (-1, 1, 1)
+        with torch.no_grad():
+            before = layer(x) - layer.bias.view(axes)
+            kept = layer._kept
+            nn.utils.parametrize.register_parametrization(layer, "bias", _Doubled())
+            assert_near(layer(x), before + layer.bias.view(axes))  # it is no parameter any more
+            assert layer._kept is kept
+            nn.utils.parametrize.remove_parametrizations(layer, "bias")
+            layer.bias = None
+            assert_near(layer(x), before)
+
+
+class _Doubled(nn.Module):
+    def forward(self, bias: Tensor) -> Tensor:
+        return 2 * bias
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
