@@ -126,7 +126,8 @@ class EmbeddingKind(Kind):
             read = e2 if spec.inp[0] <= spec.inp[1] else e1
         twin: Counts = {
             "calls": 1,
-            "moved": rows * (rank * read + 2 * widths[1]),
+            "gathered": rows * rank * read,
+            "moved": rows * widths[1],
             "macs": rows * rank * widths[1] if rank > 1 else 0,
         }
         return dense, twin

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bp_convert.kinds.kind import Kind
 
 DENSE = "dense."  # before the name of a quantity that has the dense layer's price in the twin, too
-LOOK = 0.8  # microseconds of a look at the parameters that a kept weight was built of
+LOOK = 0.6  # microseconds of a look at the parameters that a kept weight was built of
 AS_FAST = 0.95  # of the dense layer's pace counts as no slower
 BUILT = 1.05  # an LSTM on built weights is the dense one, after a look at its parameters
 

@@ -18,7 +18,7 @@ from bp_convert.prices import Counts
 from bp_convert.provenance import cpu_name
 
 PRICES = "prices.json"
-FORM = 1  # of what is kept and how it is measured: a change makes old files unused
+FORM = 2  # of what is kept and how it is measured: a change makes old files unused
 
 
 def cache_base() -> Path:

@@ -128,7 +128,7 @@ def measured(
 def timed(case: GridCase, host: Host, clock: Clock) -> list[Sample]:
     """Time one layer, dense and on several factorings, all in turn."""
     device, dtype = torch.device(host.device), getattr(torch, host.dtype)
-    module = case.make().to(device, dtype).eval()
+    module: Any = case.make().to(device, dtype).eval()
     kind = kind_of(module)
     if kind is None:
         return []
@@ -137,7 +137,7 @@ def timed(case: GridCase, host: Host, clock: Clock) -> list[Sample]:
     twins: list[nn.Module] = [
         kind.build(module, widths, factors, device).eval() for factors in tries
     ]
-    x = _input(case, device, dtype, looked=kind.lookup)
+    x = _input(case, device, dtype, rows=module.num_embeddings if kind.lookup else None)
     dense, *others = clock([partial(one, x) for one in (module, *twins)], device)
     found = []
     for factors, taken in zip(tries, others, strict=True):
@@ -183,7 +183,7 @@ def lows(passes: Sequence[Callable[[], Any]], device: torch.device) -> list[floa
     return [max(1e-3, quantiles(taken, n=4)[0]) for taken in times]
 
 
-def _input(case: GridCase, device: torch.device, dtype: torch.dtype, *, looked: bool) -> Tensor:
-    if looked:
-        return torch.zeros(case.shape, dtype=torch.long, device=device)
+def _input(case: GridCase, device: torch.device, dtype: torch.dtype, *, rows: int | None) -> Tensor:
+    if rows is not None:  # of a table, not one of them over and over
+        return torch.randint(rows, case.shape, device=device)
     return torch.randn(case.shape, device=device, dtype=dtype)
