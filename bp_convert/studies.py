@@ -25,6 +25,7 @@ from bp_convert.run.written import Outputs
 from bp_convert.search.candidates import settled
 from bp_convert.search.curves import Curve
 from bp_convert.search.units import Unit
+from bp_convert.values.factors import FactorSpec
 from bp_convert.values.progress import Progress, told
 from bp_convert.values.recipe import Job
 from bp_convert.values.settings import Settings
@@ -65,7 +66,7 @@ def probe(
     examples = None if calibrate is None else examples_for(model, calibrate, settings)
     with told(progress) as tell:
         units, reasons = candidate_units(model, settings, examples=examples, progress=tell)
-    rows = [_row(unit, shares, error) for unit in units]
+    rows = _with_ways(units, [_row(unit, shares, error) for unit in units])
     rows.sort(key=lambda row: (-row.saves, -row.params))
     rows += [
         ProbeRow(
@@ -107,6 +108,20 @@ def _row(unit: Unit, shares: Sequence[float], error: float) -> ProbeRow:
         best=best.spec.model_copy(update={"rank": rank}) if rank else None,
         saves=max(0, total - int(least)),
     )
+
+
+def _with_ways(units: Sequence[Unit], rows: Sequence[ProbeRow]) -> list[ProbeRow]:
+    """Say how each layer would run that has a best pair for each of its weights."""
+    best: dict[str, dict[str, FactorSpec]] = {}
+    for row in rows:
+        if row.best is not None:
+            best.setdefault(row.layer, {})[row.role] = row.best
+    found = []
+    for unit, row in zip(units, rows, strict=True):
+        factors, layer = best.get(row.layer, {}), unit.layer
+        whole = factors.keys() == layer.any_factors().keys()
+        found.append(row.model_copy(update={"way": layer.way_of(factors) if whole else None}))
+    return found
 
 
 def _best(curves: Sequence[Curve], params: float) -> tuple[Curve, int]:

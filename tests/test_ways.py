@@ -17,13 +17,13 @@ from bp_convert.kinds.speed import Speed
 from bp_convert.ways.expanding import kept_bytes
 from tests.tolerances import assert_near
 
-INPUTS = ["512"]
+INPUTS = ["256"]
 
 
 def _model() -> nn.Sequential:
     """Return a model whose layers are slower on factors for one example, but for the third."""
     torch.manual_seed(0)
-    layers = (nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 6144), nn.ReLU(), nn.Linear(6144, 8))
+    layers = (nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 6144), nn.ReLU(), nn.Linear(6144, 8))
     return nn.Sequential(*layers).eval()
 
 
@@ -39,13 +39,13 @@ def test_layers_that_would_be_slower_are_expanded() -> None:
     plan = bp_convert.plan(_model(), inputs=INPUTS)
     first, large = plan.layers[:2]
     assert (first.action, first.way) == ("replaced", "expanded")
-    assert first.macs == (512 * 512, 512 * 512)  # as it runs
+    assert first.macs == (256 * 256, 256 * 256)  # as it runs
     assert first.notes[0].startswith("runs expanded")
     assert (large.action, large.way) == ("replaced", "factored")
     assert large.macs[1] < large.macs[0]
     assert plan.macs is not None
     assert plan.macs.after == sum(one.macs[1] for one in plan.layers)
-    bytes_of_it = 4 * (512 * 512 + 512)
+    bytes_of_it = 4 * (256 * 256 + 256)
     assert any(f"{bytes_of_it / 1e6:.3g} MB of dense weights" in note for note in plan.notes)
 
 
@@ -61,6 +61,31 @@ def test_factored_asks_for_what_expands_nothing() -> None:
 def test_expanded_asks_for_all() -> None:
     plan = bp_convert.plan(_model(), inputs=INPUTS, ways="expanded")
     assert _ways(plan)[:2] == ["replaced expanded", "replaced expanded"]
+
+
+def test_a_rule_names_the_way_of_its_layers() -> None:
+    free = {"inputs": INPUTS, "include": ["0", "2"]}
+    for rules, ways, expected in (
+        ([("0", "factored")], "auto", ["kept factored", "replaced factored"]),
+        ([("2", "expanded")], "factored", ["kept factored", "replaced expanded"]),
+        ([("2", "auto"), ("*", "factored")], "expanded", ["kept factored", "replaced factored"]),
+    ):
+        layers = [{"match": match, "way": way} for match, way in rules]
+        plan = bp_convert.plan(_model(), layers=layers, ways=ways, **free)  # type: ignore[arg-type]
+        assert _ways(plan)[:2] == expected
+        again = bp_convert.Plan.model_validate_json(plan.model_dump_json(by_alias=True))
+        assert again == plan
+
+
+def test_a_rule_s_way_holds_at_a_target_too() -> None:
+    for way in ("factored", "expanded"):
+        layers = [{"match": "2", "way": way}]
+        plan = bp_convert.plan(_model(), inputs=INPUTS, target="params=0.2", layers=layers)
+        large = plan.layer("2")
+        assert large is not None
+        assert (large.action, large.way) == ("replaced", way)
+    with pytest.raises(PlanError, match="multiply-adds"):
+        bp_convert.plan(_model(), inputs=INPUTS, target="macs=0.3", layers=layers)
 
 
 def test_limits_of_operations_and_alpha_leave_factors_alone() -> None:
@@ -97,6 +122,8 @@ def test_only_kinds_that_have_the_way_may_be_given_it(tmp_path: Path) -> None:
     plan = bp_convert.plan(model, inputs=["36"], convert_anyway=True, convert_head=True)
     assert plan.converted
     assert plan.converted[0].way == "factored"
+    with pytest.raises(PlanError, match="runs on factors alone"):
+        bp_convert.plan(model, inputs=["36"], layers=[{"match": "*", "way": "expanded"}])
     layer = plan.converted[0].model_copy(update={"way": "expanded"})
     with pytest.raises(PlanError, match="expanded"):
         bp_convert.apply(model, plan.model_copy(update={"layers": (layer,)}))
@@ -121,10 +148,10 @@ def test_the_faster_way_is_taken() -> None:
 def test_files_keep_the_ways(tmp_path: Path, file: str) -> None:
     model = _model()
     small, _ = bp_convert.convert(model, inputs=INPUTS)
-    x = torch.randn(2, 512)
+    x = torch.randn(2, 256)
     with torch.no_grad():
         expected = small(x)
-        assert kept_bytes(small) == 4 * 512 * 512
+        assert kept_bytes(small) == 4 * 256 * 256
     bp_convert.save(small, tmp_path / file)
     again: Any = bp_convert.load(tmp_path / file, model=None if file.endswith("pt") else model)
     assert _now(again) == _now(small) == ["expanded", "factored"]
@@ -138,7 +165,7 @@ def test_files_keep_the_ways(tmp_path: Path, file: str) -> None:
 
 def test_one_call_changes_all() -> None:
     small, _ = bp_convert.convert(_model(), inputs=INPUTS)
-    x = torch.randn(2, 512)
+    x = torch.randn(2, 256)
     with torch.no_grad():
         expected = small(x)
         assert bp_convert.run_as(small, "small") is small
@@ -161,7 +188,7 @@ def test_what_is_measured_counts_the_kept_weight() -> None:
     lean = measure(model, bp_convert.run_as(small, "small"), plan.inputs, batch=1)
     assert wide is not None
     assert lean.converted_peak_bytes is not None
-    assert wide - lean.converted_peak_bytes == pytest.approx(4 * 512 * 512, rel=0.05)
+    assert wide - lean.converted_peak_bytes == pytest.approx(4 * 256 * 256, rel=0.05)
 
 
 def test_the_table_says_which_layers_are_expanded() -> None:

@@ -30,6 +30,7 @@ def probe(
     ] = 0.3,
     include: o.Include = None,
     exclude: o.Exclude = None,
+    ways: o.Ways = None,
     report: o.ReportFile = None,
     force: o.Force = False,
     seed: o.Seed = None,
@@ -54,7 +55,9 @@ def probe(
             trust=tuple(trust or ()),
             allow_missing=allow_missing,
             tokenizer=None if tokenizer is None else str(tokenizer),
-            settings=settings_from(include=include, exclude=exclude, inputs=input, seed=seed),
+            settings=settings_from(
+                include=include, exclude=exclude, ways=ways, inputs=input, seed=seed
+            ),
             calibrate=calibrate,
             examples=examples or EXAMPLES,
         )
@@ -98,6 +101,7 @@ def sweep(
     include: o.Include = None,
     exclude: o.Exclude = None,
     convert_anyway: o.ConvertAnyway = False,
+    ways: o.Ways = None,
     keep_parametrized: o.KeepParametrized = False,
     merge_adapters: o.MergeAdapters = False,
     output: Annotated[
@@ -145,6 +149,7 @@ def sweep(
                 seed=seed,
                 method=method,
                 convert_anyway=convert_anyway,
+                ways=ways,
                 keep_parametrized=keep_parametrized,
                 merge_adapters=merge_adapters,
             ),
@@ -208,6 +213,7 @@ def inspect(
     exclude: o.Exclude = None,
     convert_head: o.ConvertHead = False,
     convert_anyway: o.ConvertAnyway = False,
+    ways: o.Ways = None,
     keep_parametrized: o.KeepParametrized = False,
     merge_adapters: o.MergeAdapters = False,
     settings: o.SettingsFile = None,
@@ -229,6 +235,7 @@ def inspect(
             exclude=exclude,
             convert_head=convert_head,
             convert_anyway=convert_anyway,
+            ways=ways,
             keep_parametrized=keep_parametrized,
             merge_adapters=merge_adapters,
         )

@@ -56,7 +56,11 @@ def _row(row: ProbeRow, shares: int) -> Row:
         return Row((*cells, *[""] * (1 + 2 * shares), row.reason), "kept")
     for ours, svd in zip(row.errors, row.svd, strict=True):
         cells += [_error(ours), _error(svd)]
-    return Row((*cells[:3], short(row.saves), *cells[3:], spec_of(row.best)))
+    return Row((*cells[:3], short(row.saves), *cells[3:], _form(row)))
+
+
+def _form(row: ProbeRow) -> str:
+    return spec_of(row.best) + (", expanded" if row.way == "expanded" else "")
 
 
 def _error(value: float | None) -> str:

@@ -112,11 +112,12 @@ class _Planning:
         self.examples = examples
         self.given = given
         self.settings = settings
-        self.spending = Spending(model, settings, examples, progress)
         self.found: Allocation | None = None
         self.progress = progress
         self.sites = walk(model)
         self.requests = requests_of(settings, self.sites)
+        ways = {name: one.ways for name, one in self.requests.items()}
+        self.spending = Spending(model, settings, examples, progress, ways)
         self.widths = WidthPlan({})
         self.notes: list[str] = packed(model)
         self.adapted = {getattr(one, "base_layer", one) for one in adapters_of(model).values()}
@@ -300,7 +301,7 @@ class _Planning:
             factors = found.factors.get(site.name, {})
             batch = self.settings.latency_at.batch if self.settings.limits_latency else 1
             many = [kind.batched(module, one, batch) for one in shapes]
-            judged = chosen(self.settings, site, before, factors, many, read=read)
+            judged = chosen(request.ways, site, before, factors, many, read=read)
             reason, notes, way = judged
         elif reason is None:
             reason = prime_reason(after, request.ask)

@@ -7,17 +7,19 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from bp_convert.errors import PlanError
 from bp_convert.graph.observe import Observation
 from bp_convert.graph.walk import Site, select, structural_reasons
 from bp_convert.kinds import Ask
-from bp_convert.values.literals import Init, Store
+from bp_convert.values.literals import Init, Store, Ways
 from bp_convert.values.settings import LayerRule, Settings
 
 
 @dataclass(frozen=True)
 class LayerRequest:
     """What the settings ask of one site; ``floor`` is the share of its parameters that it keeps at
-    least, ``store`` how its weights are stored, where that is not to be chosen."""
+    least, ``store`` how its weights are stored, where that is not to be chosen, ``ways`` how it may
+    run."""
 
     ask: Ask
     init: Init
@@ -25,17 +27,20 @@ class LayerRequest:
     refusal: str | None
     floor: float = 0.0
     store: Store | None = None
+    ways: Ways = "factored"
 
 
 def requests_of(settings: Settings, sites: Sequence[Site]) -> dict[str, LayerRequest]:
     """Return the request for each site by name; of the rules the first that matches holds.
 
     Raises:
-        PlanError: a pattern matches nothing.
+        PlanError: a pattern matches nothing, or a rule has layers expanded of which none can be.
     """
     included = _matched(settings.include, sites)
     excluded = _matched(settings.exclude, sites)
     rules = [(rule, select(rule.match, sites)) for rule in settings.layers]
+    for rule, hits in rules:
+        _check_way(rule, [site for site in sites if site.name in hits])
     requests = {}
     for site in sites:
         rule = next((r for r, hits in rules if site.name in hits), None) or LayerRule(match="*")
@@ -53,7 +58,8 @@ def requests_of(settings: Settings, sites: Sequence[Site]) -> dict[str, LayerReq
         # What is to be left alone keeps its bits as well.
         store = rule.store or (None if refusal is not None else settings.store)
         requests[site.name] = LayerRequest(
-            ask, rule.init or settings.init, rule.insists, refusal, rule.floor or 0.0, store
+            *(ask, rule.init or settings.init, rule.insists, refusal, rule.floor or 0.0, store),
+            settings.open_ways(rule.way),
         )
     return requests
 
@@ -99,6 +105,18 @@ def indirect(site: Site, seen: Observation) -> tuple[str, ...]:
     then builds the weight for whoever reads it."""
     readable = isinstance(getattr(site.kind.twin, "weight", None), property) and site.plain
     return tuple(name for name in site.names if name in seen.indirect) if readable else ()
+
+
+def _check_way(rule: LayerRule, sites: Sequence[Site]) -> None:
+    if rule.way != "expanded" or any(getattr(one.kind.twin, "EXPANDS", False) for one in sites):
+        return
+    raise PlanError(
+        where=f"the rule for {rule.match!r}",
+        found=f"way: expanded, and {', '.join(sorted({one.kind.name for one in sites}))} runs on "
+        "factors alone",
+        allowed="kinds that are modules of their own, not stacks of matrices in another's",
+        fix="leave the way out",
+    )
 
 
 def _matched(patterns: Sequence[str], sites: Sequence[Site]) -> frozenset[str]:

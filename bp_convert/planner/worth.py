@@ -10,6 +10,7 @@ from bp_convert.graph.walk import Site
 from bp_convert.kinds import Factors, Widths, predict
 from bp_convert.kinds.speed import AS_FAST, Speed
 from bp_convert.planner.requests import LayerRequest
+from bp_convert.values.literals import Ways
 from bp_convert.values.plan import EXPANDED, LayerPlan, Way
 from bp_convert.values.settings import Settings
 
@@ -26,7 +27,7 @@ class Verdict(NamedTuple):
 
 
 def chosen(
-    settings: Settings,
+    ways: Ways,
     site: Site,
     widths: Widths,
     factors: Factors,
@@ -34,13 +35,17 @@ def chosen(
     *,
     read: bool = False,
 ) -> Verdict:
-    """Judge what a target has chosen: no factors keep the layer, slow ones are remarked on."""
+    """Judge what a target has chosen: no factors keep the layer, slow ones are remarked on.
+
+    Args:
+        ways: how the layer may run.
+    """
     if not factors:
         return Verdict("the target is met best with this layer as it is", [])
     if read:
         return Verdict(None, [READ])
     speed = predict(site.kind, site.module, widths, factors, shapes)
-    return _on_its_way(settings, site, speed)
+    return _on_its_way(ways, site, speed)
 
 
 def worth(
@@ -67,19 +72,18 @@ def worth(
     if read:
         return Verdict(None, [READ]) if asked else Verdict(f"would be {READ}", [])
     speed = predict(kind, module, after, factors, shapes)
-    found = _on_its_way(settings, site, speed)
+    found = _on_its_way(request.ways, site, speed)
     if asked or speed is None or speed.ratio >= MARGIN:
         return found
-    best = speed.dense / speed.taken(settings.may_expand)
+    best = speed.dense / speed.taken(request.ways)
     if found.way == "expanded" and best >= AS_FAST:
         return found
     slower = _slower(best) if best < 1 else "no faster than the dense layer"
     return Verdict(f"would be {slower}", [])
 
 
-def _on_its_way(settings: Settings, site: Site, speed: Speed | None) -> Verdict:
+def _on_its_way(ways: Ways, site: Site, speed: Speed | None) -> Verdict:
     """Return the verdict on a layer that is replaced."""
-    ways = settings.may_expand
     if speed is None:
         known = ways == "expanded" and getattr(site.kind.twin, "EXPANDS", False)
         notes = [expanded_note()] if known else []

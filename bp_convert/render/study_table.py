@@ -41,6 +41,7 @@ def shown_probe(probe: Probe, *, every: bool = False) -> RenderableType:
         parts.append(
             Text(f"{len(kept)} cannot be converted, such as {kept[0].layer}: {kept[0].reason}")
         )
+    parts += [Text(words) for words in expanded_of(probe)]
     parts += [Text(), Text(legend(probe)), Text(probe_verdict(probe), style="bold")]
     return Group(*parts)
 
@@ -56,6 +57,18 @@ def probe_verdict(probe: Probe) -> str:
         f"At an error of {probe.error:g} a layer, {percent(saved / total)} of {short(total)} "
         f"parameters fall away; {percent(first.saves / saved)} of that in {name_of(first)}."
     )
+
+
+def expanded_of(probe: Probe) -> list[str]:
+    """Name the layers that would run expanded."""
+    names = list(dict.fromkeys(row.layer for row in probe.rows if row.way == "expanded"))
+    if not names:
+        return []
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return [
+        f"expanded, on the dense weight, built once and kept in memory: {names[0]}{more} "
+        "(--ways factored does without)"
+    ]
 
 
 def legend(probe: Probe) -> str:

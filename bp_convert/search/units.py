@@ -110,6 +110,14 @@ class FreeLayer:
         told = [(0.0, 0.0) if one is None else (one.dense, one.on(way)) for one in found]
         return [*told, self.latency(factors, way)]
 
+    def way_of(self, factors: Factors) -> Way:
+        """Return how its twin on these factors would run."""
+        known = self.site.kind, self.site.module, self.widths
+        found = predict(*known, factors, self.shapes[0])
+        if found is None and self.ways == "expanded" and getattr(known[0].twin, "EXPANDS", False):
+            return "expanded"
+        return self._way(factors, found)
+
     def _way(self, factors: Factors, found: Speed | None) -> Way:
         """Return the way of all its calls: the faster one of those that a target of latency counts,
         else of one example.

@@ -27,7 +27,7 @@ from bp_convert.search.units import FreeLayer, Timed, Unit
 from bp_convert.spending.budget import TRIED, budget_for
 from bp_convert.spending.rehearsal import Rehearsal
 from bp_convert.spending.trying import Trying, estimated
-from bp_convert.values.literals import Store
+from bp_convert.values.literals import Store, Ways
 from bp_convert.values.plan import largest
 from bp_convert.values.progress import Progress
 from bp_convert.values.settings import Settings
@@ -79,6 +79,7 @@ class Spending:
 
     Args:
         examples: calibration data; None goes by the weights alone.
+        ways: how layers may run, by name.
         pace: the model's time where a target limits it.
     """
 
@@ -86,6 +87,7 @@ class Spending:
     settings: Settings
     examples: Examples | None
     progress: Progress
+    ways: Mapping[str, Ways]
     pace: Pace | None = None
 
     def search(
@@ -336,7 +338,7 @@ class Spending:
                     dense_macs=seen.macs_of(site.names) if seen else 0,
                     floor=floors[site.name],
                     timed=None if self.pace is None else self.pace.of(site, calls),
-                    ways=self.settings.may_expand,
+                    ways=self.ways[site.name],
                 )
             )
         return found

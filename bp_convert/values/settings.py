@@ -42,6 +42,7 @@ class LayerRule(Value):
         init: where the factors start from.
         floor: share of the layer's parameters that a target may not go below.
         store: how their weights are stored, also where they are kept.
+        way: how they run where they are replaced, as ``Settings.ways``.
     """
 
     match: str
@@ -51,6 +52,7 @@ class LayerRule(Value):
     init: Init | None = None
     floor: Annotated[float, Field(gt=0, le=1)] | None = None
     store: Store | None = None
+    way: Ways | None = None
 
     @property
     def insists(self) -> bool:
@@ -168,12 +170,16 @@ class Settings(Value):
         """Whether factors follow the data where there is some."""
         return self.method not in ("svd", "kron")
 
-    @property
-    def may_expand(self) -> Ways:
-        """The ways that are open to layers of this request."""
+    def open_ways(self, asked: Ways | None = None) -> Ways:
+        """Return the ways that are open to a layer of this request.
+
+        Args:
+            asked: by a rule for it.
+        """
+        ways = asked or self.ways
         limited = any(one.quantity == "macs" for one in self.target)
         counted = limited or self.alpha != 1 or self.pairs == "paper"
-        return "factored" if self.ways == "auto" and counted else self.ways
+        return "factored" if ways == "auto" and counted else ways
 
     @property
     def chooses_bits(self) -> bool:
@@ -200,7 +206,8 @@ class Settings(Value):
             raise ValueError("latency_at is for a target of latency, and there is none")
         if self.target and self.init in ("mixed", "random"):
             raise ValueError("a target chooses by the trained weights: init must be warm")
-        if self.ways == "expanded" and "macs" in quantities:
+        ways = (self.ways, *(rule.way for rule in self.layers))
+        if "expanded" in ways and "macs" in quantities:
             raise ValueError("expanded layers take the dense multiply-adds: ways must be factored")
         return self
 

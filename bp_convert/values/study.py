@@ -6,6 +6,7 @@ from pydantic import Field
 
 from bp_convert.values.base import Shown, Value
 from bp_convert.values.factors import FactorSpec
+from bp_convert.values.plan import Way
 from bp_convert.values.report import Score
 from bp_convert.values.settings import Settings
 
@@ -24,6 +25,7 @@ class ProbeRow(Value):
         svd: the same for truncated SVD.
         best: pair and terms that are best at the middle share.
         saves: parameters that fall away at the probe's error.
+        way: how the layer would run on the best pairs of its weights; None where they do not fit.
         reason: why it cannot be converted; empty where it can.
     """
 
@@ -36,6 +38,7 @@ class ProbeRow(Value):
     svd: tuple[float | None, ...] = ()
     best: FactorSpec | None = None
     saves: int = 0
+    way: Way | None = None
     reason: str = ""
 
 

@@ -122,6 +122,22 @@ def test_a_sweep_s_data_is_split_like_a_conversion_s(mlp: Path) -> None:
     assert point["error"] == report["plan"]["error"]
 
 
+def test_ways_of_running_are_asked_for(mlp: Path) -> None:
+    whole = ("--target", "params=0.5", "--no-svd")
+    for way in ("factored", "expanded"):
+        ok("sweep", mlp, *whole, "--ways", way, "-o", way)
+        (file,) = Path(way).iterdir()
+        assert {one.way for one in bp_convert.plan_of(bp_convert.load(file)).converted} == {way}
+        reports = ("--report", "p.json", "--report", "p.html", "--force")
+        done = ok("probe", mlp, "--ways", way, *reports)
+        rows = json.loads(Path("p.json").read_text())["rows"]
+        assert {row["way"] for row in rows} == {way}
+        for text in (done.stdout, Path("p.html").read_text()):
+            assert ("expanded" in text) == (way == "expanded")
+        told = json.loads(ok("inspect", mlp, "--ways", way, "--json").stdout)
+        assert told["plan"]["settings"]["ways"] == way
+
+
 def test_a_count_is_not_rounded() -> None:
     """A limit of seven digits is the limit, not its first six digits."""
     assert [one.value for one in several(["params=1234564,0.5"])] == [1234564, 0.5]
