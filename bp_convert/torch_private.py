@@ -201,6 +201,21 @@ def is_watched() -> bool:
     )
 
 
+def is_differentiated_plainly(*given: Tensor) -> bool:
+    """Return whether only backward differentiates plain tensors of one type: what a compiler, a
+    transform, autocast or forward mode would see are operations of torch's, not functions of
+    autograd's."""
+    if is_watched() or torch.autograd.forward_ad._current_level >= 0:
+        return False
+    x, *others = given
+    if x.device.type != "cpu" and torch.is_autocast_enabled(x.device.type):
+        return False
+    plain = (Tensor, nn.Parameter)
+    return type(x) in plain and all(
+        type(one) in plain and one.dtype == x.dtype and one.device == x.device for one in others
+    )
+
+
 def hash_of(flat: Tensor) -> int:
     """Hash the bytes of a tensor of one axis, by torch's own hash where there is one (2.9)."""
     if hasattr(torch, "hash_tensor"):

@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bp_convert.fields.conv_checks import check_factors, check_fields
+from bp_convert.kron.built_product import pays_to_build
 from bp_convert.kron.contract import shaped
 from bp_convert.kron.conv_layout import (
     Layout,
+    factor_costs,
     fast_conv_factors,
     first_factor,
     layout_cost,
@@ -127,6 +129,9 @@ class _BPConv(BilinearLayer):
             return self._expanded(input, *built[1:])
         single = input.dim() == self.AXES + 1
         x = self._padded(input.unsqueeze(0) if single else input, input)
+        if self.way == "expanded" and self._builds(x):
+            y = type(self).CONV(x, self.dense_weight(), self.bias, *self._dense_steps())
+            return y.squeeze(0) if single else y
         if self._point:
             for axis, step in enumerate(self.stride, 2):
                 x = x if step == 1 else _every(x, axis, step)
@@ -151,6 +156,14 @@ class _BPConv(BilinearLayer):
             self._padded(input.unsqueeze(0) if single else input, input), weight, bias, *more
         )
         return y[0] if single else y
+
+    def _builds(self, x: Tensor) -> bool:
+        """Whether a call for backward builds the weight, as that takes less."""
+        if not self.trains_on_plain(x, self.w1, self.w2, self.bias):
+            return False
+        macs = sum(factor_costs(self.factors, self.kernel_size, self._first))
+        places = x.numel() // self.in_channels // prod(self.stride)
+        return pays_to_build(macs, self.factors, places)
 
     def _run(self, x: Tensor, steps: Steps) -> Tensor:
         """Apply both factors, each with stride, padding and what else its axes ask for."""
@@ -298,8 +311,11 @@ class _BPConv(BilinearLayer):
             the bias of where parameters are held; and what torch's function takes behind it.
         """
         weight = super().expand()
-        more = (self.stride, self._padding()[1], self.dilation, self.groups)
-        return None if weight is None else (self._most(), weight, parameters_of(self).get, more)
+        held = parameters_of(self).get
+        return None if weight is None else (self._most(), weight, held, self._dense_steps())
+
+    def _dense_steps(self) -> tuple[Any, ...]:
+        return self.stride, self._padding()[1], self.dilation, self.groups
 
     def _most(self) -> float:
         if self.groups > 1:

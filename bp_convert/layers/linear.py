@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bp_convert.kron.built_product import built_product, pays_to_build
 from bp_convert.kron.contract import bilinear, bilinear_macs
 from bp_convert.kron.fits import checked
 from bp_convert.kron.policies import paper_factors
@@ -75,7 +76,12 @@ class BPLinear(BilinearLayer):
                     return F.linear(input, weight, bias)
         if input.is_nested:
             return over_nested(self, input)
-        return bilinear(input, self.w1, self.w2, self.bias)
+        w1, w2, bias = self.w1, self.w2, self.bias
+        if self.way == "expanded" and self.trains_on_plain(input, w1, w2, bias):
+            rows = input.numel() // self.in_features
+            if pays_to_build(bilinear_macs(self.factors), self.factors, rows):
+                return built_product(input, w1, w2, bias)
+        return bilinear(input, w1, w2, bias)
 
     def expand(self) -> Any:
         """Build the weight; and tell from how many numbers on a call goes on the factors all the

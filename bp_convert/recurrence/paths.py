@@ -193,7 +193,9 @@ def built(w1: Tensor, w2: Tensor) -> Tensor:
     d2, k2 = w2.shape[2:]
     left = w1.reshape(many, terms, k1 * d1).transpose(1, 2)  # (G, k1*d1, R)
     right = w2.transpose(2, 3).reshape(many, terms, k2 * d2)  # (G, R, k2*d2)
-    table = torch.bmm(left, right).view(many, k1, d1, k2, d2)
+    # A batch of one runs backward in half the speed of a plain product.
+    table = left[0] @ right[0] if many == 1 else torch.bmm(left, right)
+    table = table.view(many, k1, d1, k2, d2)
     return table.permute(0, 1, 3, 2, 4).reshape(many * k1 * k2, d1 * d2)
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor, is_grad_enabled, nn
 from typing_extensions import Self
 
-from bp_convert.torch_private import is_watched
+from bp_convert.torch_private import is_differentiated_plainly, is_watched
 from bp_convert.values.plan import Way
 from bp_convert.ways.kept import Kept, Source, looks_at
 
@@ -18,9 +18,10 @@ class Expanding(nn.Module):
 
     Attributes:
         way: ``factored``, or ``expanded``: in eval mode, without gradients, on a CPU, the dense
-            weight is built at the first call and torch's own function runs on it. In training,
-            where gradients are wanted, under autocast and in what is compiled, traced or exported
-            the layer runs on its factors.
+            weight is built at the first call and torch's own function runs on it. Where gradients
+            are wanted a linear layer and a convolution build it for each call, as part of what is
+            differentiated, if that is less work than their factors. Else, under autocast and in
+            what is compiled, traced or exported the layer runs on its factors.
 
     What is kept is no part of the state: it is never saved, copied or moved, and goes with
     ``train()``, ``eval()``, ``to()`` and any change of the parameters (see ``ways.kept``).
@@ -48,6 +49,14 @@ class Expanding(nn.Module):
         if kept is not None and kept.holds():
             return kept.value
         return self._anew()
+
+    @staticmethod
+    def trains_on_plain(*given: Tensor | None) -> bool:
+        """Return whether a call is one for backward alone, so that it may build the dense weight
+        for itself; see ``kron.built_product``."""
+        if not torch.is_grad_enabled():
+            return False
+        return is_differentiated_plainly(*(one for one in given if one is not None))
 
     def _anew(self) -> Any:
         self._kept = None

@@ -81,7 +81,8 @@ def test_gradients_are_those_of_the_factors(case: Case) -> None:
         output(layer, x).square().sum().backward()
     for (name, one), two in zip(twin.named_parameters(), other.parameters(), strict=True):
         assert one.grad is not None, name
-        assert torch.equal(one.grad, two.grad), name
+        assert two.grad is not None, name
+        assert_near(two.grad, one.grad)  # it may have built its weight, in another order of sums
 
 
 def _step(layer: nn.Module) -> None:
