@@ -54,7 +54,7 @@ class Expanding(nn.Module):
     def trains_on_plain(*given: Tensor | None) -> bool:
         """Return whether a call is one for backward alone, so that it may build the dense weight
         for itself; see ``kron.built_product``."""
-        if not torch.is_grad_enabled():
+        if not is_grad_enabled():
             return False
         return is_differentiated_plainly(*(one for one in given if one is not None))
 
