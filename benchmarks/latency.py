@@ -111,9 +111,8 @@ def ratio(model: nn.Module, small: nn.Module, plan: bp_convert.Plan, batch: int)
     """Return how much faster a plan's model is."""
     args, kwargs = make_inputs(model, plan.inputs, batch=batch)
     with torch.no_grad(), quiet_forward():
-        repeats = 15 if batch < 32 else 7
         passes = [partial(one, *args, **kwargs) for one in (model, small)]
-        before, after = interleaved(passes, repeats)
+        before, after = interleaved(passes, 15 if batch == 1 else 5, 3 if batch == 1 else 1)
     return before / after
 
 
