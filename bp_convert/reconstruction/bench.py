@@ -18,6 +18,7 @@ from bp_convert.graph.tree import map_tensors, tensors_in
 from bp_convert.reconstruction.call_order import Segment
 from bp_convert.reconstruction.front import Front
 from bp_convert.reconstruction.gap import chosen, relative, squares
+from bp_convert.reconstruction.relay import Relay
 from bp_convert.reconstruction.shelf import Shelf
 
 ALIKE = 1e-4  # relative difference of two runs in float32 that are the same
@@ -34,7 +35,8 @@ class _Arrived(Exception):  # noqa: N818 - a signal, not an error
 class Bench:
     """Runs a segment of ``after`` on batches, and holds what the source gives there.
 
-    A block that gives alone what it gives in its model runs alone, on inputs that are caught once.
+    A block that gives alone what it gives in its model runs alone, on inputs that are caught once,
+    and so does the source's; they come from the block before where they follow from it (``Relay``).
     Anything else runs in its model, with nothing in the place of what is before it where that
     gives the same (see ``Front``).
 
@@ -42,6 +44,7 @@ class Bench:
         before: the source.
         after: its conversion, which is to be tuned in place.
         parameters: those that are.
+        relays: of both models, from what was tuned before.
 
     Raises:
         Untunable: says why.
@@ -54,7 +57,10 @@ class Bench:
         segment: Segment,
         parameters: Sequence[nn.Parameter],
         batches: Batches,
+        relays: tuple[Relay, Relay] | None = None,
     ) -> None:
+        self.own = relays is None
+        self.relays = relays or (relay_of(before, batches), relay_of(after, batches))
         self.after, self.segment, self.batches = after, segment, batches
         self.device = device_of(after)
         self.masks = [token_mask(batch) for batch in batches]
@@ -84,20 +90,30 @@ class Bench:
         if not _alike(again, inside):
             raise Untunable("it gives something else each time that it runs")
         if self.segment.block:
-            self._catch_inputs()
-            if not self._replays(inside):
-                assert self.cases is not None
-                self.cases.close()
+            self.cases = self.relays[1].inputs_of(self.segment.modules[0])
+            if not self._replays(self.relays[1], inside):
+                self.relays[1].close()
                 self.cases = None
         self.wanted = Shelf(len(self.batches))
-        for number, batch in enumerate(self.batches):
+        wanted: Callable[[int], list[Tensor]] = partial(self._at_source, before)
+        if self.cases is not None:
+            self.relays[0].inputs_of(self.segment.modules[0])
+            if self._replays(self.relays[0], self._at(wanted(0))):
+                wanted = self.relays[0].outputs
+            else:
+                self.relays[0].close()
+        for number in range(len(self.batches)):
             with torch.no_grad():
-                one = self._at(run_to(before, batch, number, self._waiting(before)))
+                one = self._at(wanted(number))
             if number == 0 and [x.shape for x in one] != [x.shape for x in inside]:
                 raise Untunable("its outputs have other shapes than the source's")
             if not all(bool(torch.isfinite(x).all()) for x in one):
                 raise Untunable("the source's outputs are not finite there")
             self.wanted.put(one)
+
+    @torch.no_grad()
+    def _at_source(self, before: nn.Module, number: int) -> list[Tensor]:
+        return run_to(before, self.batches[number], number, self._waiting(before))
 
     @property
     def alone(self) -> bool:
@@ -107,7 +123,7 @@ class Bench:
     def outputs(self, number: int) -> list[Tensor]:
         """Run it on a batch; return the outputs that count, with their graph where one is
         recorded."""
-        found = self._through(number) if self.cases is None else self._replay(number)
+        found = self._through(number) if self.cases is None else self.relays[1].outputs(number)
         return chosen(self._at(found), self.masks[number])
 
     def squares(self, number: int) -> tuple[Tensor, Tensor]:
@@ -125,7 +141,8 @@ class Bench:
 
     def close(self) -> None:
         """Give up what was caught."""
-        for shelf in (self.cases, self.front, getattr(self, "wanted", None)):
+        own = self.relays if self.own else ()
+        for shelf in (self.front, getattr(self, "wanted", None), *own):
             if shelf is not None:
                 shelf.close()
 
@@ -168,31 +185,13 @@ class Bench:
             return None
         return Waiting(model.get_submodule(name), inputs=not segment.block)
 
-    @property
-    def _block(self) -> nn.Module:
-        return self.after.get_submodule(self.segment.modules[0])
-
-    def _catch_inputs(self) -> None:
-        self.cases = Shelf(len(self.batches))
-        for number, batch in enumerate(self.batches):
-            waiting = Waiting(self._block, inputs=True, copied=True)
-            with torch.no_grad():
-                run_to(self.after, batch, number, waiting)
-            self.cases.put(waiting.given)
-
-    def _replays(self, inside: Sequence[Tensor]) -> bool:
-        """Return whether the block gives alone what it gives in its model, also a second time."""
+    def _replays(self, relay: Relay, inside: Sequence[Tensor]) -> bool:
+        """Return whether a block gives alone what it gives in its model, also a second time."""
         with torch.no_grad():
             try:
-                return all(_alike(self._at(self._replay(0)), inside) for _ in range(2))
+                return all(_alike(self._at(relay.outputs(0)), inside) for _ in range(2))
             except Exception:  # whatever goes wrong in a block alone: it runs in its model
                 return False
-
-    def _replay(self, number: int) -> list[Tensor]:
-        assert self.cases is not None
-        args, kwargs = map_tensors(self._there, self.cases[number])
-        with quiet_forward():
-            return tensors_in(self._block(*args, **kwargs))
 
     def _there(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, copy=True)
@@ -229,6 +228,17 @@ class Waiting:
     def _made(self, _: nn.Module, __: Any, output: Any) -> None:
         self.tensors = tensors_in(output)
         raise _Arrived
+
+
+def relay_of(model: nn.Module, batches: Batches) -> Relay:
+    """Return what hands a model's blocks their inputs."""
+
+    def catch(block: nn.Module, number: int) -> Any:
+        waiting = Waiting(block, inputs=True, copied=True)
+        run_to(model, batches[number], number, waiting)
+        return waiting.given
+
+    return Relay(model, batches, catch)
 
 
 def run_to(

@@ -24,7 +24,7 @@ from bp_convert.graph.running import draws_kept, evaluating
 from bp_convert.graph.tree import rows_in
 from bp_convert.kinds import is_twin, table_rows
 from bp_convert.layers.recurrent_stack import RecurrentStack
-from bp_convert.reconstruction.bench import Bench, Untunable, error_beside
+from bp_convert.reconstruction.bench import Bench, Untunable, error_beside, relay_of
 from bp_convert.reconstruction.block_finding import blocks_of
 from bp_convert.reconstruction.call_order import Segment, segments_of
 from bp_convert.reconstruction.dividing import divided
@@ -123,6 +123,7 @@ class _Course:
         if device_of(self.after).type == "cuda":
             _with_gradients(self.after)
         self.unasked = plan.settings.reconstruct is None
+        self.relays = relay_of(self.before, batches), relay_of(self.after, batches)
         self.names = {id(one): name for name, one in self.after.named_parameters()}
         known = set(self.names.values())
         self.free = [name for name in _free(converted) if name in known]
@@ -135,8 +136,12 @@ class _Course:
         blocks = blocks_of(self.after, self.asked.blocks)
         self.segments = segments_of(self.after, blocks, self.batches[0])
         results = []
-        for number, segment in enumerate(self.segments):
-            results.append(self._done(number, segment, self.epochs))
+        try:
+            for number, segment in enumerate(self.segments):
+                results.append(self._done(number, segment, self.epochs))
+        finally:
+            for relay in self.relays:
+                relay.close()
         if self.asked.end_to_end:
             names = tuple(name for one in self.segments for name in one.modules)
             results.append(
@@ -185,7 +190,7 @@ class _Course:
         start = [one.detach().clone() for one in parameters]
         bench = None
         try:
-            bench = Bench(self.before, self.after, segment, parameters, self.batches)
+            bench = Bench(self.before, self.after, segment, parameters, self.batches, self.relays)
             error = bench.error(self.held)
             if error < EXACT:
                 reason = "nothing before it was changed"
