@@ -22,8 +22,8 @@ from bp_convert.provenance import machine, versions
 from bp_convert.run.job import Given, Result, run
 from bp_convert.run.opening import SourceModel
 from bp_convert.run.written import Outputs
-from bp_convert.search.candidates import settled
 from bp_convert.search.curves import Curve
+from bp_convert.search.method import settled
 from bp_convert.search.units import Unit
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.progress import Progress, told

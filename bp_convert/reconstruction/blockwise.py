@@ -36,6 +36,7 @@ from bp_convert.values.progress import Progress, unheard
 from bp_convert.values.reconstruction import BlockResult, Reconstructed
 
 SMALL = 2**20  # numbers in a kept weight, up to which it is tuned
+FEW = 3  # epochs, up to which blocks take the rate that was best for the one before
 EXACT = 1e-6  # relative error below which there is nothing to make up for
 HALVES = (torch.float16, torch.bfloat16)
 LONG = 1800.0  # seconds that nobody waits for who did not ask for it
@@ -131,6 +132,7 @@ class _Course:
         words = (self.asked.model_dump_json(), str(epochs), str(self.seed), digest)
         self.kept = Done(source, converted, *words, str(device_of(converted)))
         self.resumed = 0
+        self.rate: float | None = None
 
     def run(self) -> Reconstructed:
         blocks = blocks_of(self.after, self.asked.blocks)
@@ -160,9 +162,12 @@ class _Course:
         if found is not None and set(found[1]) == {self.names[id(one)] for one in parameters}:
             self.resumed += 1
             put(parameters, [found[1][self.names[id(one)]] for one in parameters])
-            return found[0]
-        result = self._tuned(number, segment, parameters, epochs, name or segment.name)
-        self.kept.write(number, result, {self.names[id(one)]: one for one in parameters})
+            result = found[0]
+        else:
+            result = self._tuned(number, segment, parameters, epochs, name or segment.name)
+            self.kept.write(number, result, {self.names[id(one)]: one for one in parameters})
+        if result.kept and segment.block and self.epochs <= FEW:
+            self.rate = result.lr  # of blocks alike: to try others is a third of their epochs
         return result
 
     def _tuned(
@@ -201,7 +206,7 @@ class _Course:
                 self.learnt,
                 self.held,
                 epochs=epochs,
-                rate=self.asked.lr,
+                rate=self.asked.lr or (self.rate if segment.block else None),
                 seed=self.seed % 2**32,
                 ticked=ticked,
             )

@@ -15,7 +15,6 @@ from bp_convert.calibration.moments import Moment
 from bp_convert.calibration.slopes import Slopes, gather_slopes
 from bp_convert.calibration.tap import Batches
 from bp_convert.calibration.work import BACKWARD, FEW, GATHER, LEAST, SLOPES, TRIALS, within
-from bp_convert.errors import PlanError
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import device_of
 from bp_convert.graph.walk import Site
@@ -45,24 +44,6 @@ from bp_convert.values.progress import Progress
 
 HANDICAP = 1.3  # times the squared error of Kronecker sums fitted to data
 FOLLOWED = 3  # best pairs at each share of a layer, which the others of its shape are tried with
-
-
-def settled(method: Method, *, data: bool) -> Method:
-    """Return the method that ``auto`` stands for.
-
-    Raises:
-        PlanError: a method that needs data, without any.
-    """
-    if method == "auto":
-        return "kron-data" if data else "kron"
-    if method.endswith("-data") and not data:
-        raise PlanError(
-            where=f"method {method}",
-            found="no calibration data",
-            allowed="svd or kron where there is no data",
-            fix="give examples with --calibrate, or another --method",
-        )
-    return method
 
 
 def handicapped(curve: Curve) -> Curve:

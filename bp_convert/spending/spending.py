@@ -20,7 +20,8 @@ from bp_convert.graph.walk import Site, walk
 from bp_convert.groups.members import tied_groups
 from bp_convert.kinds import Ask
 from bp_convert.search.bit_axis import AS_IS, FREE, dense_unit
-from bp_convert.search.candidates import Candidates, settled
+from bp_convert.search.candidates import Candidates
+from bp_convert.search.method import settled
 from bp_convert.search.selection import Allocation, Budget, choose
 from bp_convert.search.sharing import exchanged
 from bp_convert.search.units import FreeLayer, Timed, Unit

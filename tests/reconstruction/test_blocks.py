@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +14,11 @@ from torch import Tensor, nn
 
 import bp_convert
 from bp_convert.calibration.ahead import Ahead
+from bp_convert.data import from_tensors
 from bp_convert.errors import PlanError
 from bp_convert.graph.clone import clone
 from bp_convert.reconstruction import bench as benches
-from bp_convert.reconstruction import reconstruct
+from bp_convert.reconstruction import blockwise, reconstruct
 from bp_convert.reconstruction.bench import Bench
 from bp_convert.reconstruction.block_finding import blocks_of
 from bp_convert.reconstruction.call_order import segments_of
@@ -319,3 +321,26 @@ def test_examples_are_divided_with_the_last_to_judge() -> None:
     assert all(kwargs == {"n": 3} for _, kwargs in batches)
     whole = nn.utils.rnn.pack_sequence([torch.ones(2, 3), torch.ones(1, 3)])
     assert divided([((whole,), {})], 1) == ([], 0)
+
+
+@pytest.mark.parametrize(("epochs", "tried"), [(3, 1), (4, 3)])
+def test_of_few_epochs_rates_are_tried_in_the_first_block_only(
+    epochs: int, tried: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[float | None] = []
+    real = blockwise.tune
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        rates.append(kwargs["rate"])
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(blockwise, "tune", noted)
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(24, 24), nn.Tanh()) for _ in range(3)))
+    data = from_tensors(torch.randn(160, 24))
+    small = bp_convert.convert(
+        model, rank=0.3, calibrate=data, convert_anyway=True, reconstruct={"epochs": epochs}
+    )
+    assert small is not None
+    assert len(rates) == 3
+    assert sum(one is None for one in rates) == tried
