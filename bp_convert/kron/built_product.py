@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bp_convert.kron.contract import shaped
+from bp_convert.kron.nearest import rearrange, reconstruct
 from bp_convert.values.factors import FactorSpec
 
 
@@ -25,14 +26,8 @@ def pays_to_build(factored: float, spec: FactorSpec, rows: int) -> bool:
     """
     (k1, k2), (d1, d2) = spec.out, spec.inp
     dense = k1 * k2 * d1 * d2
-    factored *= 1 if is_low_rank(spec) else 2
+    factored *= 1 if spec.reach == 1 else 2
     return 3 * rows * (factored - dense) > 4 * spec.rank * dense
-
-
-def is_low_rank(spec: FactorSpec) -> bool:
-    """Return whether each term is the outer product of a column and a row."""
-    (k1, k2), (d1, d2) = spec.out, spec.inp
-    return d1 == k2 == 1 or k1 == d2 == 1
 
 
 def built_product(x: Tensor, w1: Tensor, w2: Tensor, bias: Tensor | None) -> Tensor:
@@ -53,7 +48,7 @@ class BuiltProduct(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w1: Tensor, w2: Tensor, bias: Tensor | None) -> Tensor:
         """Build the weight and multiply by it."""
         ctx.save_for_backward(x, w1, w2)
-        y = F.linear(x.reshape(-1, x.shape[-1]), _built(w1, w2), bias)
+        y = F.linear(x.reshape(-1, x.shape[-1]), reconstruct(w1, w2), bias)
         with torch.enable_grad():  # so that no view is given back
             return shaped(y, (*x.shape[:-1], y.shape[1]))
 
@@ -65,23 +60,12 @@ class BuiltProduct(torch.autograd.Function):
         dx = dw1 = dw2 = None
         g = g.reshape(-1, k1 * k2)
         if asked[0]:
-            dx = (g @ _built(w1, w2)).view(x.shape)
+            dx = (g @ reconstruct(w1, w2)).view(x.shape)
         if asked[1] or asked[2]:
-            dense = (g.t() @ x.reshape(-1, d1 * d2)).view(k1, k2, d1, d2)
-            table = dense.transpose(1, 2).reshape(k1 * d1, k2 * d2)
+            table = rearrange(g.t() @ x.reshape(-1, d1 * d2), (k1, k2), (d1, d2))
             if asked[1]:
-                dw1 = (_turned(w2) @ table.t()).view(rank, k1, d1)
+                turned = w2.transpose(1, 2).reshape(rank, k2 * d2)
+                dw1 = (turned @ table.t()).view(rank, k1, d1)
             if asked[2]:
                 dw2 = (w1.reshape(rank, -1) @ table).view(rank, k2, d2).transpose(1, 2)
         return dx, dw1, dw2, g.sum(0) if asked[3] else None
-
-
-def _built(w1: Tensor, w2: Tensor) -> Tensor:
-    (rank, k1, d1), (_, d2, k2) = w1.shape, w2.shape
-    table = w1.reshape(rank, k1 * d1).t() @ _turned(w2)
-    return table.view(k1, d1, k2, d2).transpose(1, 2).reshape(k1 * k2, d1 * d2)
-
-
-def _turned(w2: Tensor) -> Tensor:
-    """Lay a factor (R, d2, k2) as (R, k2*d2): what moves afterwards is rows of d2 numbers."""
-    return w2.transpose(1, 2).reshape(w2.shape[0], -1)

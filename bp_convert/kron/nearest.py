@@ -56,8 +56,10 @@ def reconstruct(w1: Tensor, w2: Tensor) -> Tensor:
     """
     rank, k1, d1 = w1.shape
     _, d2, k2 = w2.shape
-    table = w1.reshape(rank, k1 * d1).t() @ w2.reshape(rank, d2 * k2)  # (k1*d1, d2*k2)
-    return table.view(k1, d1, d2, k2).permute(0, 3, 1, 2).reshape(k1 * k2, d1 * d2)
+    # The small factor is turned, so that what moves of the weight is rows of d2 numbers.
+    turned = w2.transpose(1, 2).reshape(rank, k2 * d2)
+    table = w1.reshape(rank, k1 * d1).t() @ turned  # (k1*d1, k2*d2)
+    return table.view(k1, d1, k2, d2).transpose(1, 2).reshape(k1 * k2, d1 * d2)
 
 
 def nearest_kronecker_sum(

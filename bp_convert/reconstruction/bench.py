@@ -64,12 +64,12 @@ class Bench:
         self.after, self.segment, self.batches = after, segment, batches
         self.device = device_of(after)
         self.masks = [token_mask(batch) for batch in batches]
-        self.cases: Shelf | None = None
+        self.alone = False  # it runs without what is before it
         self.front: Front | None = None
         self.places: list[int] | None = None
         self._ask(parameters)
         self._settle(before)
-        if self.cases is None:
+        if not self.alone:
             self._begin_late(parameters)
 
     def _ask(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -90,13 +90,13 @@ class Bench:
         if not _alike(again, inside):
             raise Untunable("it gives something else each time that it runs")
         if self.segment.block:
-            self.cases = self.relays[1].inputs_of(self.segment.modules[0])
-            if not self._replays(self.relays[1], inside):
+            self.relays[1].inputs_of(self.segment.modules[0])
+            self.alone = self._replays(self.relays[1], inside)
+            if not self.alone:
                 self.relays[1].close()
-                self.cases = None
         self.wanted = Shelf(len(self.batches))
         wanted: Callable[[int], list[Tensor]] = partial(self._at_source, before)
-        if self.cases is not None:
+        if self.alone:
             self.relays[0].inputs_of(self.segment.modules[0])
             if self._replays(self.relays[0], self._at(wanted(0))):
                 wanted = self.relays[0].outputs
@@ -115,15 +115,10 @@ class Bench:
     def _at_source(self, before: nn.Module, number: int) -> list[Tensor]:
         return run_to(before, self.batches[number], number, self._waiting(before))
 
-    @property
-    def alone(self) -> bool:
-        """Whether it runs without what is before it."""
-        return self.cases is not None
-
     def outputs(self, number: int) -> list[Tensor]:
         """Run it on a batch; return the outputs that count, with their graph where one is
         recorded."""
-        found = self._through(number) if self.cases is None else self.relays[1].outputs(number)
+        found = self.relays[1].outputs(number) if self.alone else self._through(number)
         return chosen(self._at(found), self.masks[number])
 
     def squares(self, number: int) -> tuple[Tensor, Tensor]:

@@ -166,7 +166,7 @@ def test_a_block_runs_alone_with_what_it_is_given_by_keyword() -> None:
         assert bench.alone
         assert bench.places == [0]  # the other output follows no weight
         alone = bench.error([0])
-        bench.cases = None  # with all that is before it
+        bench.alone = False  # with all that is before it
         assert bench.error([0]) == pytest.approx(alone, rel=1e-5)
         bench.close()
 
