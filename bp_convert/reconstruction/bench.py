@@ -16,12 +16,10 @@ from bp_convert.graph.example import adapt, device_of
 from bp_convert.graph.running import quiet_forward, same_draws
 from bp_convert.graph.tree import map_tensors, tensors_in
 from bp_convert.reconstruction.call_order import Segment
-from bp_convert.reconstruction.front import Front
-from bp_convert.reconstruction.gap import chosen, relative, squares
+from bp_convert.reconstruction.front import Front, front_behind
+from bp_convert.reconstruction.gap import alike, chosen, relative, squares
 from bp_convert.reconstruction.relay import Relay
 from bp_convert.reconstruction.shelf import Shelf
-
-ALIKE = 1e-4  # relative difference of two runs in float32 that are the same
 
 
 class Untunable(Exception):  # noqa: N818 - a reason, which a report gives
@@ -38,7 +36,7 @@ class Bench:
     A block that gives alone what it gives in its model runs alone, on inputs that are caught once,
     and so does the source's; they come from the block before where they follow from it (``Relay``).
     Anything else runs in its model, with nothing in the place of what is before it where that
-    gives the same (see ``Front``).
+    gives the same (see ``Front``); to find out, both models run from the last block on.
 
     Args:
         before: the source.
@@ -87,7 +85,7 @@ class Bench:
             raise Untunable("no output of it follows its weights")
         inside = self._at(found)
         again = self._at(self._through(0))
-        if not _alike(again, inside):
+        if not alike(again, inside):
             raise Untunable("it gives something else each time that it runs")
         if self.segment.block:
             self.relays[1].inputs_of(self.segment.modules[0])
@@ -102,6 +100,10 @@ class Bench:
                 wanted = self.relays[0].outputs
             else:
                 self.relays[0].close()
+        else:
+            front = front_behind(self.relays[0], lambda number: self._at(wanted(number)))
+            if front is not None:
+                wanted = partial(self._behind, front, wanted)
         for number in range(len(self.batches)):
             with torch.no_grad():
                 one = self._at(wanted(number))
@@ -110,6 +112,12 @@ class Bench:
             if not all(bool(torch.isfinite(x).all()) for x in one):
                 raise Untunable("the source's outputs are not finite there")
             self.wanted.put(one)
+
+    def _behind(
+        self, front: Front, wanted: Callable[[int], list[Tensor]], number: int
+    ) -> list[Tensor]:
+        with front.standing(number, self._there):
+            return wanted(number)
 
     @torch.no_grad()
     def _at_source(self, before: nn.Module, number: int) -> list[Tensor]:
@@ -144,10 +152,13 @@ class Bench:
     @torch.no_grad()
     def _begin_late(self, parameters: Sequence[nn.Parameter]) -> None:
         """Leave out what is before the segment, where all batches then give the same."""
+        whole = front_behind(self.relays[1], lambda number: self._at(self._through(number)))
+        self.front = whole if whole is not None and whole.spares(parameters) else None
         front = Front(self.after, self.segment.modules, len(self.batches))
         wanted = [
             front.catch(partial(self._through, number)) for number in range(len(self.batches))
         ]
+        whole = self.front
         try:
             if front.spares(parameters):
                 self.front = front
@@ -155,11 +166,11 @@ class Bench:
                     (self._at(self._through(number)), self._at(one))
                     for number, one in enumerate(wanted)
                 )
-                if all(_alike(found, due) for found, due in pairs):
+                if all(alike(found, due) for found, due in pairs):
                     return
         except Exception:
             pass
-        self.front = None
+        self.front = whole
         front.close()
 
     def _at(self, found: Sequence[Tensor]) -> list[Tensor]:
@@ -184,7 +195,7 @@ class Bench:
         """Return whether a block gives alone what it gives in its model, also a second time."""
         with torch.no_grad():
             try:
-                return all(_alike(self._at(relay.outputs(0)), inside) for _ in range(2))
+                return all(alike(self._at(relay.outputs(0)), inside) for _ in range(2))
             except Exception:  # whatever goes wrong in a block alone: it runs in its model
                 return False
 
@@ -287,11 +298,3 @@ def error_beside(before: nn.Module, after: nn.Module, batches: Batches) -> float
         return None
     gaps, sizes = (torch.stack(ones).double().sum(0) for ones in zip(*parts, strict=True))
     return float(relative(gaps, sizes).sqrt())
-
-
-def _alike(ones: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Return whether two runs gave the same but for rounding."""
-    if [one.shape for one in ones] != [one.shape for one in others]:
-        return False
-    gaps, sizes = squares([one.detach() for one in ones], [one.detach() for one in others])
-    return bool((gaps <= ALIKE**2 * sizes).all())

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from bp_convert.calibration.tap import Batch
+from bp_convert.graph.example import device_of
 from bp_convert.graph.tree import map_tensors
+from bp_convert.reconstruction.gap import alike
+from bp_convert.reconstruction.relay import Relay
 from bp_convert.reconstruction.shelf import Shelf
 
 
@@ -24,9 +29,12 @@ class Front:
         model: what runs.
         segment: its modules that are tuned, by name.
         count: batches.
+        given: what the segment is given in them, where that is known; else it is caught.
     """
 
-    def __init__(self, model: nn.Module, segment: Sequence[str], count: int) -> None:
+    def __init__(
+        self, model: nn.Module, segment: Sequence[str], count: int, given: Shelf | None = None
+    ) -> None:
         self.inside = [model.get_submodule(name) for name in segment]
         own = {id(one) for top in self.inside for one in top.modules()}
         self.layers = [
@@ -35,7 +43,8 @@ class Front:
             if id(one) not in own and one._parameters and not any(one.children())
         ]
         self.first: nn.Module | None = None
-        self.given = Shelf(count)
+        self.own = given is None
+        self.given = Shelf(count) if given is None else given
         self.made: list[dict[int, list[Any]]] = []  # what each layer before puts out, as shapes
 
     def catch(self, run: Callable[[], Any]) -> Any:
@@ -46,7 +55,8 @@ class Front:
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
             if not arrived:
                 arrived.append(module)
-                self.given.put((args, kwargs))
+                if self.own:
+                    self.given.put((args, kwargs))
 
         def after(module: nn.Module, _: Any, output: Any) -> None:
             if not arrived:
@@ -68,7 +78,13 @@ class Front:
         """Return whether in each batch something is before the segment that does not change with
         these parameters."""
         tuned = {id(one) for one in parameters}
-        tied = any(id(p) in tuned for one in self.layers for p in one._parameters.values())
+        out = {key for made in self.made for key in made}  # layers that do not run
+        tied = any(
+            id(p) in tuned
+            for one in self.layers
+            if id(one) in out
+            for p in one._parameters.values()
+        )
         return bool(self.made) and all(self.made) and not tied
 
     @contextmanager
@@ -97,7 +113,46 @@ class Front:
 
     def close(self) -> None:
         """Give up what was caught."""
-        self.given.close()
+        if self.own:
+            self.given.close()
+
+
+@torch.no_grad()
+def front_behind(relay: Relay, run: Callable[[int], list[Tensor]]) -> Front | None:
+    """Return what stands for all before the block that a relay handed its inputs last, where there
+    is one and the model gives the same without; that is looked at in one batch of each form, and
+    in the last.
+
+    Args:
+        run: runs the model on a batch, by its number; returns what counts.
+    """
+    if relay.cases is None:
+        return None
+    forms = [_form(batch) for batch in relay.batches]
+    firsts = [forms.index(form) for form in forms]
+    front = Front(relay.model, (relay.name,), len(forms), relay.cases)
+    wanted = {number: front.catch(partial(run, number)) for number in dict.fromkeys(firsts)}
+    made = dict(zip(wanted, front.made, strict=True))
+    front.made = [made[number] for number in firsts]
+    if not all(front.made):
+        return None
+    last = len(forms) - 1
+    if last not in wanted:
+        wanted[last] = run(last)
+    device = device_of(relay.model)
+    try:
+        for number, due in wanted.items():
+            with front.standing(number, lambda one: one.to(device, copy=True)):
+                if not alike(run(number), due):
+                    return None
+    except Exception:  # its own code cannot go on with zeros
+        return None
+    return front
+
+
+def _form(batch: Batch) -> str:
+    """Return what tells all of a batch but its numbers."""
+    return repr(map_tensors(lambda one: one.to("meta"), batch))
 
 
 def _hollow(tensor: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 TINY = 1e-30
+ALIKE = 1e-4  # relative difference of two runs in float32 that are the same
 
 
 def chosen(values: Sequence[Tensor], mask: Tensor | None) -> list[Tensor]:
@@ -32,3 +33,11 @@ def relative(gaps: Tensor, sizes: Tensor, floor: Tensor | float = TINY) -> Tenso
         floor: what they are divided by at least.
     """
     return (gaps / sizes.clamp(min=floor)).mean()
+
+
+def alike(ones: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Return whether two runs gave the same but for rounding."""
+    if [one.shape for one in ones] != [one.shape for one in others]:
+        return False
+    gaps, sizes = squares([one.detach() for one in ones], [one.detach() for one in others])
+    return bool((gaps <= ALIKE**2 * sizes).all())

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bp_convert.reconstruction.bench import Bench
+from bp_convert.reconstruction.bench import Bench, relay_of
 from bp_convert.reconstruction.call_order import Segment
 
 
@@ -110,3 +110,66 @@ def test_the_whole_model_runs_where_more_of_it_goes_in(kind: type[Net]) -> None:
 def test_nothing_is_left_out_before_the_first_layer() -> None:
     bench, _ = bench_of(Net, "one", "norm", behind="two")
     assert bench.front is None
+
+
+class Counting(nn.Linear):
+    runs = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.runs += 1
+        return torch.tanh(super().forward(x)) + x
+
+
+class Blocks(nn.Module):
+    """Blocks in a row and what stands behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.blocks = nn.ModuleList(Counting(8, 8) for _ in range(3))
+        self.pooler = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        every = []
+        for block in self.blocks:
+            x = block(x)
+            every.append(x)
+        return self.head(torch.tanh(self.pooler(self.pooled(every))))  # type: ignore[no-any-return]
+
+    def pooled(self, every: list[Tensor]) -> Tensor:
+        return every[-1][:, 0]
+
+
+class Mixed(Blocks):
+    """What stands behind reads what all blocks put out."""
+
+    def pooled(self, every: list[Tensor]) -> Tensor:
+        return torch.stack(every).mean(0)[:, 0]
+
+
+@pytest.mark.parametrize(("kind", "late"), [(Blocks, True), (Mixed, False)])
+def test_what_is_behind_blocks_is_set_up_from_the_last_block_on(
+    kind: type[Blocks], late: bool
+) -> None:
+    torch.manual_seed(0)
+    source, small = kind().eval(), kind().eval()
+    sizes = (5, 5, 5, 5, 5, 3)
+    batches = tuple(((torch.randn(n, 3, 4),), {}) for n in sizes)
+    relays = relay_of(source, batches), relay_of(small, batches)
+    block = Segment(("blocks.2",), block=True)
+    Bench(source, small, block, [*small.blocks[2].parameters()], batches, relays).close()
+    for behind in ("head", None):  # the second time, too, nothing else has asked the relays
+        with torch.no_grad():
+            small.blocks[2].weight.mul_(1.5)  # type: ignore[operator, union-attr]
+        tail = Segment(("pooler",), behind=behind)
+        before = source.blocks[0].runs
+        found = Bench(source, small, tail, [*small.pooler.parameters()], batches, relays)
+        assert found.front is not None
+        # A batch of each form; the one taken for the last is of a form of its own.
+        assert source.blocks[0].runs - before == (2 if late else 2 + len(batches))  # type: ignore[operator]
+        whole = Bench(source, small, tail, [*small.pooler.parameters()], batches)
+        numbers = range(len(batches))
+        assert found.error(numbers) == pytest.approx(whole.error(numbers), rel=1e-5)
+        assert found.error(numbers) > 0.01
