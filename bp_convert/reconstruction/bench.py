@@ -154,17 +154,17 @@ class Bench:
         """Leave out what is before the segment, where all batches then give the same."""
         whole = front_behind(self.relays[1], lambda number: self._at(self._through(number)))
         self.front = whole if whole is not None and whole.spares(parameters) else None
-        front = Front(self.after, self.segment.modules, len(self.batches))
+        front = Front(self.after, self.segment.modules, self.batches)
         wanted = [
-            front.catch(partial(self._through, number)) for number in range(len(self.batches))
+            self._at(front.catch(number, partial(self._through, number)))
+            for number in range(len(self.batches))
         ]
         whole = self.front
         try:
             if front.spares(parameters):
                 self.front = front
                 pairs = (
-                    (self._at(self._through(number)), self._at(one))
-                    for number, one in enumerate(wanted)
+                    (self._at(self._through(number)), one) for number, one in enumerate(wanted)
                 )
                 if all(alike(found, due) for found, due in pairs):
                     return

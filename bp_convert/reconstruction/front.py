@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bp_convert.calibration.tap import Batch
+from bp_convert.calibration.tap import Batch, Batches
 from bp_convert.graph.example import device_of
 from bp_convert.graph.tree import map_tensors
 from bp_convert.reconstruction.gap import alike
@@ -28,12 +28,12 @@ class Front:
     Args:
         model: what runs.
         segment: its modules that are tuned, by name.
-        count: batches.
+        batches: what it runs on.
         given: what the segment is given in them, where that is known; else it is caught.
     """
 
     def __init__(
-        self, model: nn.Module, segment: Sequence[str], count: int, given: Shelf | None = None
+        self, model: nn.Module, segment: Sequence[str], batches: Batches, given: Shelf | None = None
     ) -> None:
         self.inside = [model.get_submodule(name) for name in segment]
         own = {id(one) for top in self.inside for one in top.modules()}
@@ -44,11 +44,14 @@ class Front:
         ]
         self.first: nn.Module | None = None
         self.own = given is None
-        self.given = Shelf(count) if given is None else given
-        self.made: list[dict[int, list[Any]]] = []  # what each layer before puts out, as shapes
+        self.given = Shelf(len(batches)) if given is None else given
+        self.forms = [_form(batch) for batch in batches]
+        # What each layer before puts out, as shapes, in batches of each form.
+        self.made: dict[str, dict[int, list[Any]]] = {}
 
-    def catch(self, run: Callable[[], Any]) -> Any:
-        """Take down one batch more, as the whole model runs on it; return what ``run`` does."""
+    def catch(self, number: int, run: Callable[[], Any]) -> Any:
+        """Take down a batch, as the whole model runs on it; return what ``run`` does."""
+        form = self.forms[number]
         made: dict[int, list[Any]] = {}
         arrived: list[nn.Module] = []
 
@@ -66,26 +69,29 @@ class Front:
             for one in self.inside:
                 handle = one.register_forward_pre_hook(before, with_kwargs=True)
                 hooks.enter_context(handle)
-            for one in self.layers:
+            for one in self.layers if form not in self.made else ():
                 hooks.enter_context(one.register_forward_hook(after))
             found = run()
         if self.first is None and arrived:
             self.first = arrived[0]
-        self.made.append(made if arrived and arrived[0] is self.first else {})
+        if not arrived or arrived[0] is not self.first:
+            self.made[form] = {}
+        self.made.setdefault(form, made)
         return found
 
     def spares(self, parameters: Sequence[nn.Parameter]) -> bool:
         """Return whether in each batch something is before the segment that does not change with
         these parameters."""
         tuned = {id(one) for one in parameters}
-        out = {key for made in self.made for key in made}  # layers that do not run
+        every = self.made.values()
+        out = {key for made in every for key in made}  # layers that do not run
         tied = any(
             id(p) in tuned
             for one in self.layers
             if id(one) in out
             for p in one._parameters.values()
         )
-        return bool(self.made) and all(self.made) and not tied
+        return bool(every) and all(every) and not tied
 
     @contextmanager
     def standing(self, number: int, place: Callable[[Tensor], Tensor]) -> Iterator[None]:
@@ -105,7 +111,7 @@ class Front:
 
         with ExitStack() as stack:
             for layer in self.layers:
-                outputs = self.made[number].get(id(layer))
+                outputs = self.made[self.forms[number]].get(id(layer))
                 if outputs:
                     stack.enter_context(_hollowed(layer, outputs))
             stack.enter_context(self.first.register_forward_pre_hook(begin, with_kwargs=True))
@@ -128,17 +134,12 @@ def front_behind(relay: Relay, run: Callable[[int], list[Tensor]]) -> Front | No
     """
     if relay.cases is None:
         return None
-    forms = [_form(batch) for batch in relay.batches]
-    firsts = [forms.index(form) for form in forms]
-    front = Front(relay.model, (relay.name,), len(forms), relay.cases)
-    wanted = {number: front.catch(partial(run, number)) for number in dict.fromkeys(firsts)}
-    made = dict(zip(wanted, front.made, strict=True))
-    front.made = [made[number] for number in firsts]
-    if not all(front.made):
+    front = Front(relay.model, (relay.name,), relay.batches, relay.cases)
+    firsts = [front.forms.index(form) for form in dict.fromkeys(front.forms)]
+    last = len(relay.batches) - 1
+    wanted = {number: front.catch(number, partial(run, number)) for number in {*firsts, last}}
+    if not front.spares(()):
         return None
-    last = len(forms) - 1
-    if last not in wanted:
-        wanted[last] = run(last)
     device = device_of(relay.model)
     try:
         for number, due in wanted.items():

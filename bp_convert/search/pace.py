@@ -3,7 +3,8 @@
 The whole model's predicted time, at batches of 1 and of 32, is held to a share of what it was; the
 smallest share is taken whose loss is at most some times that of the choice without it. The loss
 bounds the squared error, so that a preference for speed costs at most ``SPEED ** 0.5`` times the
-estimated error.
+estimated error. Where times are equal, as of weights that are built once, multiply-adds are held
+so: training, compiled programs and other machines ask for them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from bp_convert.search.units import COSTS, Unit
 from bp_convert.values.literals import Prefer
 
 TIMES = ("time", "time32")
+MACS = "macs"
 SLACKS = (1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 2.0)  # of the time before, tried in turn
 FASTER = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1)
 SPENT = 0.993  # share of a target that a choice is to take up
@@ -57,31 +59,37 @@ def paced(
     times = {name: time for name, time in dense.items() if time > 0}
     if not times or ERROR in limits:
         return choice, limits, bool(times) and choice.spent(times) > 1
-    search = _Holding(choice, limits, times, prefer)
+    search = _Holding(choice, limits, {**times, MACS: choice.sum(MACS)}, prefer)
     for slack in SLACKS:
         found = search.within(dict.fromkeys(times, slack), AS_FAST[prefer])
         if found is not None:
             if slack == 1:
-                found = search.faster(found)
+                found = search.faster(found, tuple(times))
             return *found, slack > 1
     return choice, limits, choice.spent(times) > 1
 
 
 @dataclass
 class _Holding:
-    """Looks for the shares of the time before that a choice can be held to."""
+    """Looks for the shares of the time before that a choice can be held to.
 
-    best: Choice  # without
+    Attributes:
+        best: the choice that is not.
+        limits: that hold in any case.
+        whole: the times before, and the multiply-adds of the choice.
+    """
+
+    best: Choice
     limits: dict[str, float]
-    times: Mapping[str, float]
+    whole: Mapping[str, float]
     prefer: Prefer
 
     def within(
         self, slacks: Mapping[str, float], worth: float
     ) -> tuple[Choice, dict[str, float]] | None:
-        """Return a choice within shares of the times before, and all its limits; None where the
-        loss or what is left over of the targets is too much."""
-        held = {**self.limits, **{name: slacks[name] * time for name, time in self.times.items()}}
+        """Return a choice within shares of the whole, and all its limits; None where the loss or
+        what is left over of the targets is too much."""
+        held = {**self.limits, **{name: slack * self.whole[name] for name, slack in slacks.items()}}
         try:
             found = Choice(self.best.units, allocate(self.best.units, held, exact=False))
         except OutOfReachError:
@@ -91,16 +99,24 @@ class _Holding:
         )
         return None if left or found.sum(ERROR) > worth * self.best.sum(ERROR) else (found, held)
 
-    def faster(self, found: tuple[Choice, dict[str, float]]) -> tuple[Choice, dict[str, float]]:
-        """Return the fastest choice of nearly equal loss: at both batches alike, then at each."""
-        slacks = dict.fromkeys(self.times, 1.0)
-        alone = [(name,) for name in slacks] if self.prefer == "speed" else []
-        for names in (tuple(slacks), *alone):
+    def faster(
+        self, found: tuple[Choice, dict[str, float]], times: tuple[str, ...]
+    ) -> tuple[Choice, dict[str, float]]:
+        """Return the fastest choice of nearly equal loss: at both batches alike, then at each, and
+        of those that of fewest multiply-adds."""
+        slacks = dict.fromkeys(times, 1.0)
+        alone = [(name,) for name in times] if self.prefer == "speed" else []
+        fewer = [(MACS,)] if self.whole[MACS] > 0 and MACS not in self.limits else []
+        for names in (times, *alone, *fewer):
+            worth = NEARLY[self.prefer]
+            if names == (MACS,):  # what speed may cost is not for them
+                so_far = found[0].sum(ERROR) / max(self.best.sum(ERROR), 1e-300)
+                worth = min(worth, NEARLY["balanced"] * so_far)
             low, high = -1, len(FASTER)  # the first is known to do, the other taken not to
             while high - low > 1:
                 at = (low + high) // 2
                 tried = {**slacks, **dict.fromkeys(names, FASTER[at])}
-                now = self.within(tried, NEARLY[self.prefer])
+                now = self.within(tried, worth)
                 if now is None:
                     high = at
                 else:

@@ -68,6 +68,20 @@ def test_balanced_spends_the_target_and_speed_need_not() -> None:
     assert _run(units, "speed")[1] == 150
 
 
+@pytest.mark.parametrize("prefer", ["quality", "balanced", "speed"])
+@pytest.mark.parametrize(("more", "macs"), [(0.0, 180), (0.01, 180), (0.05, 660), (0.5, 900)])
+def test_of_what_is_as_fast_the_fewest_multiply_adds_are_taken(
+    prefer: Prefer, more: float, macs: float
+) -> None:
+    """As where weights are built once: time is the same whatever they are built of."""
+    costs = {"params": [50, 10, 10], "time": [100] * 3, "time32": [100] * 3, "macs": [100, 300, 60]}
+    units = [made_up([0, 0.01, 0.01 * (1 + more)], **costs) for _ in range(3)]
+    found, _, _ = paced(Choice(units, [1] * 3), {"params": 30.0}, prefer)
+    start = 3 * float(loss(0.01))
+    assert found.sum(ERROR) <= (1.0 if prefer == "quality" else 1.02) * start * (1 + 1e-9)
+    assert found.sum("macs") == (900 if prefer == "quality" and more else macs)
+
+
 def test_a_role_of_a_recurrent_layer_counts_its_share_of_the_faster_path() -> None:
     """With like shares in every role the roles' times add up to what is predicted of the layer."""
     (site,) = walk(nn.Sequential(nn.LSTM(1500, 1500)))
