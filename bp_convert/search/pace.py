@@ -20,6 +20,7 @@ TIMES = ("time", "time32")
 MACS = "macs"
 SLACKS = (1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 2.0)  # of the time before, tried in turn
 FASTER = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1)
+HALVINGS = 6
 SPENT = 0.993  # share of a target that a choice is to take up
 # Times the loss: what it may cost to stay as fast as before, and to be faster than that.
 AS_FAST: Mapping[Prefer, float] = {"quality": 1.0, "balanced": 1.1, "speed": 2.25}
@@ -102,25 +103,37 @@ class _Holding:
     def faster(
         self, found: tuple[Choice, dict[str, float]], times: tuple[str, ...]
     ) -> tuple[Choice, dict[str, float]]:
-        """Return the fastest choice of nearly equal loss: at both batches alike, then at each, and
-        of those that of fewest multiply-adds."""
+        """Return the fastest choice of nearly equal loss, at both batches alike, then at each; and
+        of those the one of fewest multiply-adds."""
         slacks = dict.fromkeys(times, 1.0)
         alone = [(name,) for name in times] if self.prefer == "speed" else []
-        fewer = [(MACS,)] if self.whole[MACS] > 0 and MACS not in self.limits else []
-        for names in (times, *alone, *fewer):
-            worth = NEARLY[self.prefer]
-            if names == (MACS,):  # what speed may cost is not for them
-                so_far = found[0].sum(ERROR) / max(self.best.sum(ERROR), 1e-300)
-                worth = min(worth, NEARLY["balanced"] * so_far)
+        for names in (times, *alone):
             low, high = -1, len(FASTER)  # the first is known to do, the other taken not to
             while high - low > 1:
                 at = (low + high) // 2
                 tried = {**slacks, **dict.fromkeys(names, FASTER[at])}
-                now = self.within(tried, worth)
+                now = self.within(tried, NEARLY[self.prefer])
                 if now is None:
                     high = at
                 else:
                     low, found = at, now
             if low >= 0:
                 slacks.update(dict.fromkeys(names, FASTER[low]))
+        return found if MACS in self.limits else self._lighter(found, slacks)
+
+    def _lighter(
+        self, found: tuple[Choice, dict[str, float]], slacks: Mapping[str, float]
+    ) -> tuple[Choice, dict[str, float]]:
+        """Return the choice as fast of fewest multiply-adds, of nearly equal loss."""
+        so_far = found[0].sum(ERROR) / max(self.best.sum(ERROR), 1e-300)
+        # What speed may cost is not for them.
+        worth = min(NEARLY[self.prefer], NEARLY["balanced"] * so_far)
+        low, high = 0.0, 1.0  # the first is taken not to do, the other known to
+        for _ in range(HALVINGS if self.whole[MACS] > 0 else 0):
+            share = (low + high) / 2
+            now = self.within({**slacks, MACS: share}, worth)
+            if now is None:
+                low = share
+            else:
+                high, found = share, now
         return found
