@@ -75,6 +75,7 @@ def test_layers_before_it_are_left_out_and_nothing_changes(
 ) -> None:
     bench, small = bench_of(Net, *names, behind=behind)
     assert bench.front is not None
+    assert len(bench.front.made) == 2  # noted once for each form of batches
     found = []
     for front in (bench.front, None):
         bench.front = front
