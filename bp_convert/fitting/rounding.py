@@ -26,7 +26,7 @@ from bp_convert.errors import PlanError
 from bp_convert.fitting.norms import settle_norms
 from bp_convert.fitting.sequence import _outputs as outputs_of
 from bp_convert.fitting.sequence import _specs as specs_of
-from bp_convert.fitting.sequence import compared, stages_for
+from bp_convert.fitting.sequence import ahead_of, compared, stages_for
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import device_of
 from bp_convert.graph.walk import Site, walk
@@ -75,16 +75,17 @@ def round_stored(
         order = order_of(before, [site for site in coarse if not site.kind.bare], batches)
         passes, few = stages_for(plan, batches, device_of(converted))
         stages = order.stages(passes)
-        for (
-            layer
-        ) in plan.stored:  # what loses little comes first, so that the others make up for it
+        ahead = ahead_of(before, after, stages, order, few)
+        # What loses little comes first, so that the others make up for it.
+        for layer in plan.stored:
             if sites.get(layer.name) not in coarse:
                 errors[layer.name] = work.nearest(layer.name)
                 work.follow(after, layer.name)
         for number, names in enumerate(stages):
             progress(f"rounding {names[0]}", number, len(stages))
             stage = [sites[name] for name in names]
-            moments = compared(before, after, stage, order, few)
+            caught = None if ahead is None else ahead.of(number)
+            moments = compared(before, after, stage, order, few, caught)
             for site in stage:
                 found = work.fitted(site, moments)
                 if found is not None:

@@ -85,9 +85,7 @@ def fit_to_data(
     few = within(batches, BACKWARD * macs, SLOPES, device_of(source))
     slopes = gather_slopes(before, [one for one in wanted if one.name in two], few, progress)
     stages = order.stages(passes)
-    # Norms are settled while both models run.
-    alone = not Norms(before, after).pairs
-    ahead = Ahead(before, stages, order.calls, batches) if alone else None
+    ahead = ahead_of(before, after, stages, order, batches)
     together = Together(before, plan, wanted, order, batches)
     errors: dict[str, float] = {}
     for number, names in enumerate(stages):
@@ -142,6 +140,18 @@ def foretold_examples(model: nn.Module, plan: Plan, batches: Batches) -> Sequenc
         return ()
     words = "more would take long for a model of this size"
     return (f"layers are fitted to {count} of the {whole} examples: {words}",)
+
+
+def ahead_of(
+    source: nn.Module,
+    converted: nn.Module,
+    stages: Sequence[Sequence[str]],
+    order: Order,
+    batches: Batches,
+) -> Ahead | None:
+    """Return what runs the source for several stages at once; None where norms are settled, which
+    is done while both models run."""
+    return None if Norms(source, converted).pairs else Ahead(source, stages, order.calls, batches)
 
 
 def compared(

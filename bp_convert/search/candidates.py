@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from torch import Tensor, nn
@@ -92,6 +92,7 @@ class Candidates:
         shrink: how much of their mean variance is added to what layers see.
         macs: multiply-adds of one example through the model; 0 where not known.
         stores: by layer the ways to store it; those that are left out are stored as they are.
+        stay: all layers stay dense, so that no factors are looked for.
     """
 
     model: nn.Module
@@ -104,6 +105,7 @@ class Candidates:
     shrink: float = 0.0
     macs: float = 0.0
     stores: Mapping[str, Sequence[Store | None]] = field(default_factory=dict)
+    stay: bool = False
     _metrics: dict[int, Metric] = field(default_factory=dict)
     _alike: dict[tuple[object, ...], list[FactorSpec]] = field(default_factory=dict)
 
@@ -260,7 +262,7 @@ class Candidates:
         among = self._alike.get(shape, ())
         key = self._key(layer, role, matrices, among)
         held = cache.read(key) or self._measured(layer, role, matrices, choices, among, key)
-        if not among:
+        if not among and not self.stay:
             best = best_of(held[0], matrices[0].numel(), FOLLOWED)
             self._alike[shape] = [one.spec for one in best]
         return held
@@ -280,10 +282,13 @@ class Candidates:
         svd = self.method.startswith("svd") or (seen is not None and site.kind.lookup)
         sensitivity = 1.0
         if seen is None:
-            curves = curves_of(matrices, choices, low_rank_only=svd, among=among)
+            curves = (
+                [] if self.stay else curves_of(matrices, choices, low_rank_only=svd, among=among)
+            )
         else:
             by_data = seen.metrics, seen.outputs
-            curves = curves_of(matrices, choices, *by_data, low_rank_only=svd, among=among)
+            search = partial(curves_of, low_rank_only=svd, among=among)
+            curves = [] if self.stay else search(matrices, choices, *by_data)
             sensitivity = self._trials.of(site, role, seen.metrics, seen.means, seen.outputs)
         cache.write(key, curves, sensitivity)
         return curves, sensitivity
@@ -318,7 +323,7 @@ class Candidates:
         site = layer.site
         kernel = "x".join(map(str, site.kind.choices(site.module, layer.widths)[role].kernel))
         words = [self.method.removesuffix("-data"), site.kind.name, role, kernel]
-        words += [repr(one) for one in among]
+        words += ["stays"] if self.stay else [repr(one) for one in among]
         if not self.by_data:
             return cache.key_of(matrices, *words)
         words += ["both" if self.both else "inputs", f"{self.shrink:g}"]

@@ -163,7 +163,7 @@ class Spending:
         if not candidates.by_data:
             return found
         trying = None
-        if not self.tries or groups:
+        if not self.tries or groups or self._stay:
             known = {name for name, _ in candidates.slopes} if candidates.both else set()
             sides = known & set(found.factors)
             found = replace(found, sides=sides, shrink=candidates.shrink)
@@ -374,6 +374,16 @@ class Spending:
             shrink=shrink,
             macs=macs,
             stores=ways or {},
+            stay=self._stay,
+        )
+
+    @property
+    def _stay(self) -> bool:
+        """Whether all layers stay dense: nothing is asked but fewer bits."""
+        asked = self.settings
+        return asked.store not in (None, "fp32") and all(
+            one.quantity in ("params", "macs") and one.is_share and one.value == 1
+            for one in asked.target
         )
 
     @property

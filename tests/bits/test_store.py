@@ -211,3 +211,20 @@ def test_the_report_tells_bytes_parameters_and_bits_apart() -> None:
     assert "of the bytes" in report.verdict
     assert "all layers dense, in int8" in report.verdict
     assert json.loads(report.model_dump_json(by_alias=True))["plan"]["layers"][0]["store"] == "int8"
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_plain_bits_look_for_no_factors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calibrated: bool
+) -> None:
+    def searched(*_: object, **__: object) -> None:
+        raise AssertionError("pairs were searched")
+
+    monkeypatch.setenv("BP_CONVERT_CACHE", str(tmp_path))
+    monkeypatch.setattr("bp_convert.search.candidates.curves_of", searched)
+    asked = {"calibrate": images()} if calibrated else {"inputs": ["3x8x8"]}
+    plan = bp_convert.plan(small(), target="params=1", store="int4", **asked)
+    assert not plan.converted
+    assert {layer.store for layer in plan.stored} == {"int4"}
+    with pytest.raises(AssertionError, match="searched"):
+        bp_convert.plan(small(), target="params=0.99", store="int4", **asked)
