@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bp_convert.calibration.tap import Batch, Batches
 from bp_convert.graph.example import device_of
-from bp_convert.graph.tree import map_tensors
+from bp_convert.graph.tree import map_tensors, tensors_in
 from bp_convert.reconstruction.gap import alike
 from bp_convert.reconstruction.relay import Relay
 from bp_convert.reconstruction.shelf import Shelf
@@ -152,8 +152,9 @@ def front_behind(relay: Relay, run: Callable[[int], list[Tensor]]) -> Front | No
 
 
 def _form(batch: Batch) -> str:
-    """Return what tells all of a batch but its numbers."""
-    return repr(map_tensors(lambda one: one.to("meta"), batch))
+    """Return what tells all of a batch but its numbers, as far as it can be told."""
+    shapes = [None if one.is_nested else one.shape for one in tensors_in(batch, objects=True)]
+    return f"{shapes} {map_tensors(lambda one: torch.empty(0, dtype=one.dtype), batch)}"
 
 
 def _hollow(tensor: Tensor) -> Tensor:

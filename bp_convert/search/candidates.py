@@ -280,15 +280,11 @@ class Candidates:
         site = layer.site
         seen = self.seen(layer, role, len(matrices), both=self.both, shrink=self.shrink)
         svd = self.method.startswith("svd") or (seen is not None and site.kind.lookup)
+        by_data = (None, None) if seen is None else (seen.metrics, seen.outputs)
+        search = partial(curves_of, low_rank_only=svd, among=among)
+        curves = [] if self.stay else search(matrices, choices, *by_data)
         sensitivity = 1.0
-        if seen is None:
-            curves = (
-                [] if self.stay else curves_of(matrices, choices, low_rank_only=svd, among=among)
-            )
-        else:
-            by_data = seen.metrics, seen.outputs
-            search = partial(curves_of, low_rank_only=svd, among=among)
-            curves = [] if self.stay else search(matrices, choices, *by_data)
+        if seen is not None:
             sensitivity = self._trials.of(site, role, seen.metrics, seen.means, seen.outputs)
         cache.write(key, curves, sensitivity)
         return curves, sensitivity
