@@ -201,8 +201,21 @@ def weight_bytes(unit: Unit, store: Store | None) -> float:
     """Return the bytes of a unit's matrices, kept dense."""
     if store is None:
         return float(unit.dense[-1])
-    one = nbytes(store, torch.empty(unit.shape, device="meta"))
-    return float(unit.matrices * min(one + PARTS, unit.size * unit.each) + _rest(unit))
+    found = 0.0
+    for one in _tensors(unit):
+        whole = one.numel() * unit.each
+        found += min(nbytes(store, one) + PARTS, whole)
+    return float(found + _rest(unit))
+
+
+def _tensors(unit: Unit) -> Sequence[Tensor]:
+    """Return the tensors of a unit's matrices as they are stored: a scale is of a row of these, as
+    of one kernel of a convolution."""
+    if unit.alone and not unit.many:
+        held = [one for one in unit.layer.site.held.parameters() if one.dim() > 1]
+        if sum(one.numel() for one in held) == unit.matrices * unit.size:
+            return held
+    return [torch.empty(unit.shape, device="meta")] * unit.matrices
 
 
 def _rest(unit: Unit) -> float:

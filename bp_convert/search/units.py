@@ -252,7 +252,9 @@ class Unit:
 
     def bytes_of(self, curve: Curve, terms: np.ndarray) -> np.ndarray:
         """Return the bytes of factors for each number of terms."""
-        return self.matrices * factor_bytes(curve.spec, terms, curve.store, self.each)
+        turned = self.layer.site.kind.lookup
+        found = factor_bytes(curve.spec, terms, curve.store, self.each, turned=turned)
+        return self.matrices * found
 
     def _costs(self, curve: Curve, terms: np.ndarray) -> np.ndarray:
         """Return the costs for each number of terms: counted at a few, and linear between."""
@@ -323,12 +325,21 @@ def bytes_each(layer: FreeLayer) -> float:
 
 
 def factor_bytes(
-    spec: FactorSpec, terms: np.ndarray, store: Store | None, each: float
+    spec: FactorSpec,
+    terms: np.ndarray,
+    store: Store | None,
+    each: float,
+    *,
+    turned: bool = False,
 ) -> np.ndarray:
-    """Return the bytes of factors for each number of terms."""
+    """Return the bytes of factors for each number of terms.
+
+    Args:
+        turned: they are of a table, whose first factor lies with its rows first.
+    """
     (k1, k2), (d1, d2) = spec.out, spec.inp
     found = np.zeros(len(terms))
-    for one, two in ((k1, d1), (d2, k2)):
+    for one, two in ((d1, k1) if turned else (k1, d1), (d2, k2)):
         numbers = terms * float(one * two)
         form = FORMS.get(store or "")
         if form is None:

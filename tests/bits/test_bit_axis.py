@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -135,3 +136,24 @@ def test_every_option_stands_in_each_way() -> None:
     assert [found.store(at) for at in range(len(FREE))] == list(FREE)
     assert np.allclose(found.errors, [0, 0.01, 0.01, 0.01, 0.01])
     assert Curve(FactorSpec(out=(1, 1), inp=(1, 1)), np.zeros(2)).store is None
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "share"),
+    [
+        (lambda: nn.Sequential(nn.Conv1d(128, 128, 32)), "128x40", 0.26),
+        (lambda: nn.Sequential(nn.Embedding(8192, 32)), "int64:1x7<8192", 0.265),
+    ],
+)
+def test_scales_of_the_tensors_that_are_stored_are_counted(
+    tmp_path: Path, model: Callable[[], nn.Module], inputs: str, share: float
+) -> None:
+    """A scale is of one kernel of a convolution, and of one row of a table."""
+    torch.manual_seed(0)
+    source = model().eval()
+    size = sum(one.numel() for one in source.parameters()) * 4
+    asked = {"store": "int8", "inputs": [inputs]}
+    made, report = bp_convert.convert(source, target=f"size={share}", **asked)
+    bp_convert.save(made, tmp_path / "small.pt")
+    assert (tmp_path / "small.pt").stat().st_size <= share * size
+    assert report.plan.stored

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from torch import nn
 
-from bp_convert.search.units import COSTS, Unit
+from bp_convert.graph.walk import walk
+from bp_convert.search.units import COSTS, FreeLayer, Unit
+
+LAYER = FreeLayer(walk(nn.Sequential(nn.Linear(1, 1)))[0], (1, 1), ((), ()), 1)
 
 
 def made_up(errors: list[float], *, sensitivity: float = 1.0, **costs: list[float]) -> Unit:
@@ -14,9 +16,8 @@ def made_up(errors: list[float], *, sensitivity: float = 1.0, **costs: list[floa
     table = np.zeros((len(errors), len(COSTS)))
     for name, values in costs.items():
         table[:, COSTS.index(name)] = values
-    nothing: Any = None
     return Unit(
-        layer=nothing,
+        layer=LAYER,
         role="weight",
         matrices=1,
         shape=(1, 1),
