@@ -25,12 +25,12 @@ from bp_convert.graph.clone import clone
 from bp_convert.graph.example import SampleInputs, device_of, given_sample
 from bp_convert.graph.merging import merged
 from bp_convert.graph.reshape import CASTS, cast
+from bp_convert.hub.marked import mark, text_of
 from bp_convert.planner import Planned, maps_for, prepare
 from bp_convert.pruning import prune as pruned
 from bp_convert.ready import check_ready
 from bp_convert.reconstruction import foretold, learnt_of, reconstruct
 from bp_convert.reporting import report_of
-from bp_convert.storage import mark
 from bp_convert.surgery import Converted, apply_plan, carried_out
 from bp_convert.values.explain import validated
 from bp_convert.values.literals import Start
@@ -287,7 +287,7 @@ def prune(
     if init == "warm":
         lost = tuple(f"{name} starts from noise: {why}" for name, why in done.random.items())
         plan = plan.model_copy(update={"notes": (*plan.notes, *lost)})
-    mark(done.model, plan.model_dump_json(by_alias=True))
+    mark(done.model, text_of(plan))
     return done.model, plan
 
 
@@ -404,7 +404,7 @@ def _apply(
     rounded = round_stored(model, done.model, plan, () if data is None else data.batches, progress)
     for name, error in rounded.items():
         done.errors[name] = hypot(done.errors.get(name, 0.0), error)
-    mark(done.model, plan.model_dump_json(by_alias=True))
+    mark(done.model, text_of(plan))
     return done
 
 

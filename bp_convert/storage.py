@@ -33,7 +33,7 @@ from bp_convert.graph.merging import merged
 from bp_convert.graph.running import Args, Kwargs, evaluating, in_mode, run, same_draws
 from bp_convert.hub.layout import plan_of_folder
 from bp_convert.hub.marked import PLAN_ATTRIBUTE as PLAN_ATTRIBUTE
-from bp_convert.hub.marked import check_whole_numbers, plan_text, unmark
+from bp_convert.hub.marked import check_whole_numbers, plan_text, text_of, unmark
 from bp_convert.hub.marked import is_marked as is_marked
 from bp_convert.hub.marked import mark as mark
 from bp_convert.hub.rebuild import from_pretrained as from_pretrained
@@ -101,8 +101,6 @@ def save(
     if is_folder(path):
         check_whole_numbers(made)
         return [save_folder(model, Path(path), force=force, check=check, prove=prove)]
-    if made.stored:  # in few bits the plan counts
-        text = made.model_dump_json(by_alias=True, exclude_defaults=True)
     if prove is None and check:
         prove = read_back(model, Path(path), trust=trust)
     return save_converted(
@@ -142,7 +140,7 @@ def store(model: nn.Module, how: Store) -> nn.Module:
     round_stored(made, made, plan)
     size = Totals(before=plan.bytes.before, after=stored_bytes(made, plan))
     plan = plan.model_copy(update={"bytes": size})
-    mark(made, plan.model_dump_json(by_alias=True))
+    mark(made, text_of(plan))
     return made
 
 

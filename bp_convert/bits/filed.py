@@ -151,11 +151,12 @@ def whole_content(content: Mapping[str, Any], where: str) -> tuple[Any, Any]:
 
 @contextmanager
 def _emptied(tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let tensors hold one number each, at their shapes."""
+    """Let tensors hold one number, the same for all of one dtype, at their shapes."""
     held = {id(one): (one, one.data) for one in tensors.values()}
+    zeros = {(data.dtype, data.device): data.new_zeros(()) for _, data in held.values()}
     try:
         for one, data in held.values():
-            one.data = data.new_zeros(()).expand(data.shape)
+            one.data = zeros[data.dtype, data.device].expand(data.shape)
         yield
     finally:
         for one, data in held.values():

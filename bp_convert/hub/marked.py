@@ -62,6 +62,12 @@ class Refusing:
         refuse()
 
 
+def text_of(plan: Plan) -> str:
+    """Return a plan as JSON, as a model carries it; in few bits its text counts, too, and leaves
+    out what is as ever."""
+    return plan.model_dump_json(by_alias=True, exclude_defaults=bool(plan.stored))
+
+
 def mark(model: nn.Module, plan_json: str) -> None:
     """Note on a converted model the plan that made it, as ``save`` wants to know it."""
     setattr(model, PLAN_ATTRIBUTE, plan_json)

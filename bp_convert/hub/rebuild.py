@@ -17,7 +17,7 @@ from torch import nn
 from bp_convert.errors import BpConvertError, CheckpointError
 from bp_convert.graph.walk import walk
 from bp_convert.hub.layout import CODE, KEY, class_named, config_of, plan_of_folder, told_by
-from bp_convert.hub.marked import mark, quiet
+from bp_convert.hub.marked import mark, quiet, text_of
 from bp_convert.surgery import apply_plan, check
 from bp_convert.values.plan import Plan
 
@@ -102,7 +102,7 @@ def with_layers(model: nn.Module, plan: Plan) -> nn.Module:
     # Every start is random: structure without fitting.
     layers = tuple(one.model_copy(update={"init": "random"}) for one in plan.layers)
     made = apply_plan(model, plan.model_copy(update={"layers": layers}), checked=True).model
-    mark(made, plan.model_dump_json(by_alias=True))
+    mark(made, text_of(plan))
     return made
 
 

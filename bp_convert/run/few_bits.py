@@ -6,11 +6,11 @@ from pathlib import Path
 
 from torch import nn
 
-from bp_convert import storage
 from bp_convert.data import Examples
 from bp_convert.errors import PlanError
 from bp_convert.files.atomic import is_folder
 from bp_convert.fitting import round_stored
+from bp_convert.hub.marked import mark, text_of
 from bp_convert.values.plan import Plan
 from bp_convert.values.recipe import Job
 
@@ -50,4 +50,4 @@ def rounded_again(
         return
     batches = examples.batches if examples is not None and plan.settings.fits_data else ()
     round_stored(source, model, plan, batches)
-    storage.mark(model, plan.model_dump_json(by_alias=True))
+    mark(model, text_of(plan))

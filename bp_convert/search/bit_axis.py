@@ -219,7 +219,7 @@ def _tensors(unit: Unit) -> Sequence[Tensor]:
 
 
 def _rest(unit: Unit) -> float:
-    return float((unit.dense[0] - unit.matrices * unit.size) * unit.each)
+    return float(unit.dense[-1] - unit.matrices * unit.size * unit.each)
 
 
 def dense_unit(site: Site, stores: Sequence[Store | None]) -> Unit:

@@ -11,7 +11,7 @@ import numpy as np
 from bp_convert.graph.walk import Site
 from bp_convert.groups.members import Tied
 from bp_convert.search.curves import Curve
-from bp_convert.search.units import COSTS, FreeLayer, Unit, bytes_each
+from bp_convert.search.units import COSTS, REPLACED, FreeLayer, Unit, bytes_each
 from bp_convert.values.factors import FactorSpec
 
 Own = Callable[[Site, FactorSpec], FactorSpec]  # a member's factors, given the group's
@@ -49,6 +49,9 @@ class GroupUnit(Unit):
             (one, None if spec is None else self.own(one.site, spec), self.shares(one.site))
             for one in (self.layer, *self.others)
         ]
+
+    def bytes_of(self, curve: Curve, terms: np.ndarray) -> np.ndarray:
+        return super().bytes_of(curve, terms) + REPLACED * len(self.others)
 
     def _counted(self, spec: FactorSpec) -> list[float]:
         found = np.zeros(len(COSTS) - 2)

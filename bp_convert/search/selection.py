@@ -22,7 +22,7 @@ from bp_convert.search.allocate import (
 )
 from bp_convert.search.curves import Curve
 from bp_convert.search.pace import NEARLY, Choice, paced
-from bp_convert.search.units import COSTS, Unit
+from bp_convert.search.units import COSTS, Unit, bytes_each
 from bp_convert.values.factors import FactorSpec
 from bp_convert.values.literals import Prefer, Store
 from bp_convert.values.plan import Tried
@@ -42,39 +42,28 @@ class Budget:
     Attributes:
         before: of the source.
         fixed: what stays whatever is chosen.
-        bytes_each: bytes of one parameter in the saved file.
         held: words on the weights that no kind speaks for, the largest share first.
         narrowed: whether settings keep layers out of the choice.
-        bits: whether a size is counted in bytes that hang on how each layer is stored.
     """
 
     before: Mapping[str, float]
     fixed: Mapping[str, float]
-    bytes_each: float = 4.0
     held: str = ""
     narrowed: bool = True
-    bits: bool = False
 
     def room(self, target: Target) -> float:
         """Return what a target leaves to the units, in the unit of their costs."""
         if target.quantity == "error":
             return float(loss(target.value**2))
-        left = target.limit(self.before[target.quantity]) - self.fixed[target.quantity]
-        return left / self._scale(target)
+        return target.limit(self.before[target.quantity]) - self.fixed[target.quantity]
 
     def column(self, target: Target) -> str:
         """Return the column of costs that a target limits."""
-        if target.quantity != "size":
-            return target.quantity
-        return "bytes" if self.bits else "params"
+        return "bytes" if target.quantity == "size" else target.quantity
 
     def total(self, target: Target, units: float) -> float:
         """Return the whole model's quantity where the units take this much."""
-        return units * self._scale(target) + self.fixed[target.quantity]
-
-    def _scale(self, target: Target) -> float:
-        """Return the bytes of what a target is counted in."""
-        return self.bytes_each if target.quantity == "size" and not self.bits else 1.0
+        return units + self.fixed[target.quantity]
 
 
 @dataclass
@@ -257,14 +246,15 @@ def _result(found: Allocation, choice: Choice, limits: Mapping[str, float]) -> A
                 squared[name] = max(squared.get(name, 0.0), error)
     found.error = sqrt(squared_error(found.error))
     layers = {unit.name: unit.layer for unit in choice.units if not unit.many}
-    room = limits.get("params", inf) - choice.sum("params")
+    room = {name: limits.get(name, inf) - choice.sum(name) for name in ("params", "bytes")}
     for name, factors in list(found.factors.items()):
         if name in layers and all(map(_is_whole, factors.values())):
             site, widths = layers[name].site, layers[name].widths
             dense, small = (site.kind.params(site.module, widths, one) for one in (None, factors))
-            more = dense - small
-            if more <= room:  # no role gained: the layer stays, with biases that its twin merges
-                room -= max(0, more)
+            more = {"params": dense - small, "bytes": (dense - small) * bytes_each(layers[name])}
+            # No role gained: the layer stays, with biases that its twin merges.
+            if all(one <= room[column] for column, one in more.items()):
+                room = {column: room[column] - max(0, one) for column, one in more.items()}
                 del found.factors[name]
                 if name not in found.stores:
                     del squared[name]
@@ -279,7 +269,6 @@ def _is_whole(spec: FactorSpec) -> bool:
 def _refusal(
     units: Sequence[Unit], targets: Sequence[Target], budget: Budget, problem: OutOfReachError
 ) -> PlanError:
-    # A number of parameters and a size speak of one column: the tighter one is in the way.
     target = min(
         (one for one in targets if budget.column(one) == problem.quantity), key=budget.room
     )

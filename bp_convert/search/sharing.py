@@ -141,7 +141,7 @@ def _gain(group: Unit, members: Sequence[Unit], found: Allocation) -> float:
     room = np.maximum(costs, LEAST_TIME * np.maximum(costs, before))
     room[0] = costs[0] * (1 + 1e-9)
     room[1] = costs[1] if found.macs_limited else np.inf
-    room[COSTS.index("bytes")] = np.inf  # go with the parameters here
+    room[-1] = costs[-1] * (1 + 1e-9)
     fits = (group.costs <= room).all(1)
     if not fits.any():
         return 0.0

@@ -20,7 +20,9 @@ from bp_convert.values.factors import FactorSpec
 from bp_convert.values.literals import Store, Ways
 from bp_convert.values.plan import Way
 
-PARTS = 800  # bytes of a file, on the safe side, for the further tensor that a packed one takes
+REPLACED = 500  # bytes of a file, on the safe side, that say what a layer's factors are,
+FACTORS = 300  # for two of them in the place of a matrix,
+PARTS = 650  # and of a file, on the safe side, for the further tensor that a packed one takes
 FINE = 48  # numbers of terms up to which every one is an option
 STEP = 1.03  # ratio of neighbouring numbers of terms above
 COSTS = ("params", "macs", "time", "time32", "latency", "bytes")
@@ -254,7 +256,7 @@ class Unit:
         """Return the bytes of factors for each number of terms."""
         turned = self.layer.site.kind.lookup
         found = factor_bytes(curve.spec, terms, curve.store, self.each, turned=turned)
-        return self.matrices * found
+        return self.matrices * found + REPLACED * self.alone
 
     def _costs(self, curve: Curve, terms: np.ndarray) -> np.ndarray:
         """Return the costs for each number of terms: counted at a few, and linear between."""
@@ -305,7 +307,8 @@ def make_unit(
     times = [share * before for before, _ in layer.times(layer.any_factors())]
     numbers = matrices * size + one
     each = bytes_each(layer)
-    dense = np.array([numbers, layer.dense_macs * share, *times, numbers * each])
+    taken = numbers * each + (0 if alone else matrices * FACTORS)
+    dense = np.array([numbers, layer.dense_macs * share, *times, taken])
     nothing, stays = np.zeros((1, 2), dtype=np.int64), np.zeros(1)
     unit = Unit(
         *(layer, role, matrices, shape, curves, sensitivity, dense, alone),
@@ -332,13 +335,13 @@ def factor_bytes(
     *,
     turned: bool = False,
 ) -> np.ndarray:
-    """Return the bytes of factors for each number of terms.
+    """Return the bytes of two factors for each number of terms.
 
     Args:
         turned: they are of a table, whose first factor lies with its rows first.
     """
     (k1, k2), (d1, d2) = spec.out, spec.inp
-    found = np.zeros(len(terms))
+    found = np.full(len(terms), float(FACTORS))
     for one, two in ((d1, k1) if turned else (k1, d1), (d2, k2)):
         numbers = terms * float(one * two)
         form = FORMS.get(store or "")

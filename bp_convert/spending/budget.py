@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from io import BytesIO
+from pickle import Pickler
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from bp_convert.graph.walk import Site
 from bp_convert.kinds import Factors, Spread
 from bp_convert.search.selection import Budget
-from bp_convert.search.units import FreeLayer
+from bp_convert.search.units import FACTORS, REPLACED, FreeLayer
 
-# Bytes of a file that are no numbers, from the files of a dozen models, on the safe side:
-HEAD = 3300  # its form and its settings,
-TENSOR = 110  # of each tensor its place and shape,
-LETTER = 7  # each letter of their names,
-LAYER = 1740  # of each layer its line in the plan,
-MATRIX = 200  # and of each of its matrices the factors,
+# Bytes of a file besides its numbers, their places and the model's other attributes, which are
+# counted; from the files of a dozen models, on the safe side:
+HEAD = 1900  # its form and its settings,
+LINE = 140  # of each module with numbers its line in the plan,
+WEIGHTS = 200  # which is longer of one with a weight,
+MODULE = 300  # of each module, where it cannot be pickled, its attributes,
 TRIED = 1300  # what was tried on examples held out
 
 
@@ -41,6 +44,7 @@ def budget_for(
     fixed = float(params)
     rows = 0  # numbers that twins keep beside their parameters
     left = float(macs or 0)
+    places = 0
     for one in layers:
         kind, module = one.site.kind, one.site.module
         factors = one.any_factors()
@@ -55,11 +59,12 @@ def budget_for(
         widths = site.kind.widths(site.module)
         fixed += site.kind.params(site.module, widths, factors)
         fixed -= site.kind.params(site.module, widths)
-    other = size - params * each + rows * each + _head(model)
+        matrices = site.kind.matrices(site.module, Spread())
+        places += REPLACED + FACTORS * sum(map(len, matrices.values()))
+    other = size - params * each + rows * each + places + _head(model)
     return Budget(
         before={"params": params, "macs": float(macs or 0), "size": size},
         fixed={"params": fixed, "macs": left, "size": fixed * each + other},
-        bytes_each=each,
     )
 
 
@@ -71,10 +76,27 @@ def _weights(site: Site, factors: Factors) -> int:
 
 def _head(model: nn.Module) -> int:
     """Estimate the bytes of the saved file that hold no numbers."""
-    names = list(model.state_dict())
-    counts = [
-        sum(weight.dim() > 1 for weight in module.parameters(recurse=False))
-        for module in model.modules()
-    ]
-    layers = LAYER * sum(map(bool, counts)) + MATRIX * sum(counts)
-    return HEAD + TENSOR * len(names) + LETTER * sum(map(len, names)) + layers
+    found = HEAD + _attributes(model)
+    for name, module in model.named_modules():
+        weights = [one.dim() > 1 for one in module.parameters(recurse=False)]
+        if weights or any(True for _ in module.buffers(recurse=False)):
+            found += LINE + len(name) + WEIGHTS * any(weights) + REPLACED * (sum(weights) > 1)
+    places = BytesIO()  # as many tensors under these names, but of one number each
+    held = {name: one for name, one in model.state_dict().items() if isinstance(one, Tensor)}
+    torch.save({name: torch.zeros(1, dtype=one.dtype) for name, one in held.items()}, places)
+    return found + places.tell()
+
+
+class _WithoutTensors(Pickler):
+    def persistent_id(self, one: object) -> str | None:
+        return "" if isinstance(one, Tensor) else None
+
+
+def _attributes(model: nn.Module) -> int:
+    """Count the bytes of a pickled model without its tensors."""
+    file = BytesIO()
+    try:
+        _WithoutTensors(file, protocol=2).dump(model)
+    except Exception:  # whatever the user's classes raise; such a model is not saved whole
+        return MODULE * sum(1 for _ in model.modules())
+    return file.tell()

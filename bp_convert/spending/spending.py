@@ -37,8 +37,7 @@ WHOLE = 64  # bits of a number at most
 ALIKE: tuple[Store | None, ...] = ("int8", "int4", "int3", None)  # tried for all layers
 EXCHANGES = 3  # times that layers are exchanged for groups of them
 MANY = 32  # the larger batch at which the whole model is to stay as fast
-PACKED = 1500  # bytes of a file, on the safe side, that say how its packed tensors are stored,
-PLACES = 200  # and of each layer, which factor lies where
+PACKED = 1000  # bytes of a file, on the safe side, that say how its packed tensors are stored
 
 
 @dataclass(frozen=True)
@@ -262,8 +261,8 @@ class Spending:
             units.append(dense_unit(site, ways[site.name]))
         fixed = dict(budget.fixed)
         fixed["params"] -= sum(float(unit.dense[0]) for unit in units)
-        fixed["size"] += PACKED + PLACES * len(ways) - sum(float(unit.dense[-1]) for unit in units)
-        return replace(budget, fixed=fixed, bits=True), units
+        fixed["size"] += PACKED - sum(float(unit.dense[-1]) for unit in units)
+        return replace(budget, fixed=fixed), units
 
     def _chosen(
         self, units: Sequence[Unit], layers: Sequence[FreeLayer], budget: Budget

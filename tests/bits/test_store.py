@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,20 @@ def test_files_have_the_bits_and_load_in_a_fresh_process(
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     assert torch.equal(bp_convert.load("again.pt")(x), made(x))
+
+
+def test_a_file_holds_its_plan_and_what_stands_for_packed_numbers_once(tmp_path: Path) -> None:
+    asked = {"target": "params=0.6", "inputs": ["3x8x8"], "ways": "factored"}
+    made, report = bp_convert.convert(small(), store="int8", **asked)
+    path = bp_convert.save(made, tmp_path / "small.pt")[0]
+    with zipfile.ZipFile(path) as archive:
+        tensors = sum("/data/" in one for one in archive.namelist())
+        text = archive.read(next(one for one in archive.namelist() if one.endswith("data.pkl")))
+    assert text.count(f'"fingerprint":"{report.plan.fingerprint}"'.encode()) == 1
+    packed = len(stored_forms(made, report.plan))
+    assert packed > 1
+    # Codes and scales of each, one number for all, and what is stored as it is.
+    assert tensors == 2 * packed + 1 + len(made.state_dict()) - packed
 
 
 def test_weights_that_changed_are_refused_and_rounded_again_where_asked(tmp_path: Path) -> None:
