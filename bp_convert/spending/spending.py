@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import numpy as np
 from torch import nn
 
-from bp_convert.bits.grid import FORMS
 from bp_convert.calibration.held import parted
 from bp_convert.calibration.tap import Batches
 from bp_convert.data import Examples
@@ -19,7 +17,6 @@ from bp_convert.graph.others import others_of
 from bp_convert.graph.walk import Site, walk
 from bp_convert.groups.members import tied_groups
 from bp_convert.kinds import Ask
-from bp_convert.search.bit_axis import AS_IS, FREE, dense_unit
 from bp_convert.search.candidates import Candidates
 from bp_convert.search.method import settled
 from bp_convert.search.selection import Allocation, Budget, choose
@@ -27,17 +24,15 @@ from bp_convert.search.sharing import exchanged
 from bp_convert.search.units import FreeLayer, Timed, Unit
 from bp_convert.spending.budget import TRIED, budget_for
 from bp_convert.spending.rehearsal import Rehearsal
+from bp_convert.spending.storing import alike, all_alike, stores_of, with_bits
 from bp_convert.spending.trying import Trying, estimated
 from bp_convert.values.literals import Store, Ways
 from bp_convert.values.plan import largest
 from bp_convert.values.progress import Progress
 from bp_convert.values.settings import Settings
 
-WHOLE = 64  # bits of a number at most
-ALIKE: tuple[Store | None, ...] = ("int8", "int4", "int3", None)  # tried for all layers
 EXCHANGES = 3  # times that layers are exchanged for groups of them
 MANY = 32  # the larger batch at which the whole model is to stay as fast
-PACKED = 1000  # bytes of a file, on the safe side, that say how its packed tensors are stored
 
 
 @dataclass(frozen=True)
@@ -122,7 +117,7 @@ class Spending:
             if site.name in asks
         }
         layers = self.free_layers([one for one in sites if one.name not in decided], floors, seen)
-        ways = self._ways([*sites, *kept], stores or {})
+        ways = stores_of(self.settings, [*sites, *kept], stores or {})
         macs = seen.total_macs if seen else 0
         candidates = self.candidates(layers, ways, macs=macs)
         units = candidates.units()
@@ -146,7 +141,7 @@ class Spending:
             budget = replace(budget, fixed={**budget.fixed, "size": said})
         plain = budget, units
         if ways:
-            budget, dense = self._with_bits(budget, kept, ways)
+            budget, dense = with_bits(budget, kept, ways)
             units = [*units, *dense]
         try:
             found = self._chosen(units, layers, budget)
@@ -155,7 +150,7 @@ class Spending:
                 raise
             # In a small file, what says how tensors are packed may be more than packing saves.
             budget = plain[0]
-            units = [_alike(unit, {unit.name: {None}}, max) for unit in plain[1]]
+            units = [alike(unit, {unit.name: {None}}, max) for unit in plain[1]]
             try:
                 found = self._chosen(units, layers, budget)
             except PlanError as other:
@@ -170,8 +165,8 @@ class Spending:
         else:
             rehearsal = Rehearsal(candidates, parted(self._batches)[1], units)
             choose = partial(self._chosen, layers=layers, budget=budget)
-            alike = _stored_alike(units) if asked.chooses_bits else {}
-            trying = Trying(rehearsal, choose, asked, self.progress, alike)
+            plainly = all_alike(units) if asked.chooses_bits else {}
+            trying = Trying(rehearsal, choose, asked, self.progress, plainly)
             found = trying.best(units, found)
         if asked.chooses_bits or not asked.groups:  # how layers that share are stored is not chosen
             return found
@@ -235,35 +230,6 @@ class Spending:
     def _batches(self) -> Batches:
         return self.examples.batches if self.examples is not None else ()
 
-    def _ways(
-        self, sites: Sequence[Site], stores: Mapping[str, Store]
-    ) -> dict[str, Sequence[Store | None]]:
-        """Return how each layer may be stored; nothing where all are stored as they are."""
-        free = FREE if self.settings.chooses_bits else AS_IS
-        found: dict[str, Sequence[Store | None]] = {}
-        for site in sites:
-            store = stores.get(site.name)
-            found[site.name] = free if store is None else AS_IS if store == "fp32" else (store,)
-        return {} if all(one == AS_IS for one in found.values()) else found
-
-    def _with_bits(
-        self, budget: Budget, kept: Sequence[Site], ways: Mapping[str, Sequence[Store | None]]
-    ) -> tuple[Budget, list[Unit]]:
-        """Return a budget that counts bytes as they are stored, and units for layers that stay
-        dense; of those that hold one weight, for the first."""
-        known: set[int] = set()
-        units = []
-        for site in kept:
-            own = {id(one) for one in site.held.parameters()}
-            if own & known or ways[site.name] == AS_IS:
-                continue
-            known |= own
-            units.append(dense_unit(site, ways[site.name]))
-        fixed = dict(budget.fixed)
-        fixed["params"] -= sum(float(unit.dense[0]) for unit in units)
-        fixed["size"] += PACKED - sum(float(unit.dense[-1]) for unit in units)
-        return replace(budget, fixed=fixed), units
-
     def _chosen(
         self, units: Sequence[Unit], layers: Sequence[FreeLayer], budget: Budget
     ) -> Allocation:
@@ -308,11 +274,11 @@ class Spending:
     ) -> list[Unit]:
         """Return units whose layers' roles are stored alike: in the most bits that were chosen for
         one of them, or in the fewest where that takes too much."""
-        most = [_alike(unit, split, max) for unit in units]
+        most = [alike(unit, split, max) for unit in units]
         try:
             choose(most, self.settings.target, budget, guarded=guarded)
         except PlanError:
-            return [_alike(unit, split, min) for unit in units]
+            return [alike(unit, split, min) for unit in units]
         return most
 
     def _macs(self, found: Allocation, layers: Sequence[FreeLayer], budget: Budget) -> float:
@@ -411,32 +377,3 @@ class Spending:
                 allowed="an input to run the model on",
                 fix="describe it with --input, such as --input 3x224x224",
             )
-
-
-def _stored_alike(units: Sequence[Unit]) -> dict[str, list[Unit]]:
-    """Return units of which all are stored in the same bits, where they may be, by words on it."""
-    found = {}
-    for store in ALIKE:
-        words = "all layers as the model has them" if store is None else f"all layers in {store}"
-        found[words] = [
-            _alike(unit, {unit.name: {store}}, max) if store in unit.whole else unit
-            for unit in units
-        ]
-    return found
-
-
-def _alike(
-    unit: Unit, split: Mapping[str, set[Store | None]], pick: Callable[..., Store | None]
-) -> Unit:
-    """Return a unit with the options alone that are stored as one picked, by its bits, among those
-    that were chosen for its layer's roles."""
-    if unit.name not in split:
-        return unit
-    taken = pick(split[unit.name], key=lambda one: WHOLE if one is None else FORMS[one].bits)
-    made = unit.only(np.array([unit.store(at) == taken for at in range(len(unit.errors))]))
-    places = [place for place, curve in enumerate(unit.curves) if curve.store == taken]
-    picked = made.picked.copy()
-    for row in picked:
-        row[0] = places.index(row[0]) if row[1] else 0
-    curves = [unit.curves[place] for place in places]
-    return replace(made, picked=picked, curves=curves, whole=(taken,))
