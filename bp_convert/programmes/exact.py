@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,7 @@ AGAIN = 20  # solutions that keep a limit in HiGHS's eyes only, after which it i
 TIGHTER = 10  # times that limits are drawn in, where the rounded choice goes beyond them
 SOME = 1e-7  # of a unit, what an option has at least to count as taken
 MOST = 512  # ways of rounding that are tried
+BETTER = 1e-9  # of the largest objective, what an option has to bring to be looked at
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def solve(problem: Problem, *, gap: float = GAP, seconds: float = SECONDS) -> li
     left = problem.at(places)
     banned: list[np.ndarray] = []
     for _ in range(AGAIN):
-        shares = _programme(left, banned, gap, seconds)
+        shares = _whole(left, banned, gap, seconds)
         if shares is None:
             return None
         found = np.array([int(one.argmax()) for one in shares])
@@ -118,7 +120,7 @@ def relaxed(problem: Problem) -> list[int] | None:
         places = _possible(drawn)
         if places is None:
             return None
-        shares = _programme(drawn.at(places))
+        shares = shares_of(drawn.at(places))
         if shares is None:
             return None
         left = problem.at(places)
@@ -216,55 +218,133 @@ def front(table: np.ndarray) -> np.ndarray:
     return np.sort(order[kept])
 
 
-def _programme(
-    left: Problem,
-    banned: Sequence[np.ndarray] = (),
-    gap: float | None = None,
-    seconds: float = SECONDS,
+@dataclass(frozen=True)
+class _Scaled:
+    """A problem as HiGHS gets it: what options take beyond each unit's least, of the room there is.
+
+    Attributes:
+        objective: (options) of all units.
+        takes: (options, limits).
+        starts: of each unit's options, and their end.
+    """
+
+    objective: np.ndarray
+    takes: np.ndarray
+    starts: np.ndarray
+
+    @classmethod
+    def of(cls, left: Problem) -> _Scaled:
+        """Scale a problem."""
+        starts = np.concatenate([[0], np.cumsum([len(one) for one in left.objectives])])
+        least = np.array([takes.min(0) for takes in left.limited])
+        room = left.bounds - least.sum(0)
+        takes = np.concatenate([one - own for one, own in zip(left.limited, least, strict=True)])
+        bound = room > 0  # where there is no room, only options that take none are left
+        objective = np.concatenate([one - one.min() for one in left.objectives])
+        top = float(objective.max())
+        return cls(
+            objective / top if top > 0 else objective, takes[:, bound] / room[bound] * SCALE, starts
+        )
+
+    @property
+    def units(self) -> int:
+        return len(self.starts) - 1
+
+    def of_units(self) -> Any:
+        """Return which unit each option is of, as a sparse matrix (units, options)."""
+        from scipy.sparse import csr_matrix
+
+        count = len(self.objective)
+        unit = np.repeat(np.arange(self.units), np.diff(self.starts))
+        return csr_matrix((np.ones(count), (unit, np.arange(count))), (self.units, count))
+
+    def apart(self, shares: np.ndarray) -> list[np.ndarray]:
+        """Return what stands for each option by unit."""
+        return list(np.split(shares, self.starts[1:-1]))
+
+
+def shares_of(left: Problem) -> list[np.ndarray] | None:
+    """Solve the linear programme; return the share of each option, by unit.
+
+    Few options of each unit are looked at, and those come in that would be better at the prices
+    which the limits have then (column generation: Dantzig and Wolfe, 1960), until none would.
+    """
+    from scipy.optimize import linprog
+
+    whole = _Scaled.of(left)
+    of_units = whole.of_units().tocsc()
+    unit = np.repeat(np.arange(whole.units), np.diff(whole.starts))
+    columns = np.column_stack([whole.objective, whole.takes, whole.takes.sum(1)])
+    firsts = [
+        start + columns[start:end].argmin(0)
+        for start, end in zip(whole.starts[:-1], whole.starts[1:], strict=True)
+    ]
+    among = np.unique(np.concatenate(firsts))
+    limits = np.full(whole.takes.shape[1], SCALE)
+    while True:
+        with _quiet():
+            result = linprog(
+                whole.objective[among],
+                A_ub=whole.takes[among].T if len(limits) else None,
+                b_ub=limits if len(limits) else None,
+                A_eq=of_units[:, among],
+                b_eq=np.ones(whole.units),
+                method="highs",
+            )
+        if result.x is None or result.status != 0:
+            if len(among) == len(whole.objective):
+                return None
+            among = np.arange(len(whole.objective))  # few were not enough to keep the limits
+            continue
+        cost = whole.objective - result.eqlin.marginals[unit]
+        if len(limits):
+            cost = cost - whole.takes @ result.ineqlin.marginals
+        best = [
+            start + int(cost[start:end].argmin())
+            for start, end in zip(whole.starts[:-1], whole.starts[1:], strict=True)
+        ]
+        more = [at for at in best if cost[at] < -BETTER]
+        grown = np.union1d(among, more)
+        if len(grown) == len(among):
+            shares = np.zeros(len(whole.objective))
+            shares[among] = result.x
+            return whole.apart(shares)
+        among = grown.astype(np.int64)
+
+
+def _whole(
+    left: Problem, banned: Sequence[np.ndarray], gap: float, seconds: float
 ) -> list[np.ndarray] | None:
-    """Solve it as HiGHS sees it; return the share of each option, by unit.
+    """Solve the programme in whole numbers; return the share of each option, by unit.
 
     Args:
         banned: choices that are not to come back.
-        gap: of whole numbers; None leaves them out.
     """
     # Half a second to import, and seldom needed.
     from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import csr_matrix
 
-    sizes = [len(one) for one in left.objectives]
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    count, units = int(starts[-1]), len(sizes)
-    least = np.array([takes.min(0) for takes in left.limited])
-    room = left.bounds - least.sum(0)
-    takes = np.concatenate([one - own for one, own in zip(left.limited, least, strict=True)])
-    bound = room > 0  # where there is no room, only options that take none are left
-    objective = np.concatenate([one - one.min() for one in left.objectives])
-    top = float(objective.max())
-    of_unit = csr_matrix(
-        (np.ones(count), (np.repeat(np.arange(units), sizes), np.arange(count))), (units, count)
-    )
-    constraints = [LinearConstraint(of_unit, 1, 1)]
-    if bound.any():
-        rows = (takes[:, bound] / room[bound] * SCALE).T
-        constraints.append(LinearConstraint(rows, -np.inf, np.full(len(rows), SCALE)))
+    scaled = _Scaled.of(left)
+    count, limits = scaled.takes.shape
+    constraints = [LinearConstraint(scaled.of_units(), 1, 1)]
+    if limits:
+        constraints.append(LinearConstraint(scaled.takes.T, -np.inf, np.full(limits, SCALE)))
     for choice in banned:
         row = np.zeros((1, count))
-        row[0, starts[:-1] + choice] = 1
-        constraints.append(LinearConstraint(row, -np.inf, units - 1))
+        row[0, scaled.starts[:-1] + choice] = 1
+        constraints.append(LinearConstraint(row, -np.inf, scaled.units - 1))
     with _quiet():
         result = milp(
-            objective / top if top > 0 else objective,
+            scaled.objective,
             constraints=constraints,
-            integrality=np.full(count, int(gap is not None)),
+            integrality=np.ones(count),
             bounds=Bounds(0, 1),
-            options={"mip_rel_gap": gap or 0.0, "time_limit": seconds},
+            options={"mip_rel_gap": gap, "time_limit": seconds},
         )
     if result.x is None:
         if result.status == TIMED_OUT:
             raise _undecided(f"no choice that keeps all of them in {seconds:g} seconds")
         return None
-    return list(np.split(result.x, starts[1:-1]))
+    return scaled.apart(result.x)
 
 
 def _undecided(found: str) -> PlanError:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from bp_convert.calibration.gatherer import Moments, gather, order_of
@@ -27,11 +28,12 @@ from bp_convert.groups.table_metric import (
     table_metric,
     table_of,
 )
-from bp_convert.kinds import Choices, Factors
+from bp_convert.kinds import Factors
 from bp_convert.kron.als import low_rank
 from bp_convert.kron.metric import Metric, Plain, both
 from bp_convert.kron.nearest import check_finite
 from bp_convert.search import cache
+from bp_convert.search.at_once import at_once
 from bp_convert.search.bit_axis import AS_IS, Noise, in_bits, noise_of
 from bp_convert.search.curves import Curve, best_of, curves_of
 from bp_convert.search.group_units import tied_unit
@@ -44,6 +46,7 @@ from bp_convert.values.progress import Progress
 
 HANDICAP = 1.3  # times the squared error of Kronecker sums fitted to data
 FOLLOWED = 3  # best pairs at each share of a layer, which the others of its shape are tried with
+LARGE = 1 << 25  # numbers of a weight from which on it is searched alone, on all threads
 
 
 def handicapped(curve: Curve) -> Curve:
@@ -78,11 +81,21 @@ class RoleSeen:
     means: Sequence[Tensor]
 
 
+@dataclass(frozen=True)
+class Leader:
+    """The role of the layer that is searched first of all alike, and its best pairs."""
+
+    layer: str
+    role: str
+    best: Sequence[FactorSpec]
+
+
 @dataclass
 class Candidates:
     """Finds the options of each role of each free layer.
 
-    Only one layer's decompositions are held at a time; what stays of a layer are a few curves.
+    On a processor as many layers are searched at once as torch has threads, and their
+    decompositions held; what stays of a layer are a few curves.
 
     Args:
         method: svd, kron, or either with ``-data``.
@@ -107,7 +120,8 @@ class Candidates:
     stores: Mapping[str, Sequence[Store | None]] = field(default_factory=dict)
     stay: bool = False
     _metrics: dict[int, Metric] = field(default_factory=dict)
-    _alike: dict[tuple[object, ...], list[FactorSpec]] = field(default_factory=dict)
+    _alike: dict[tuple[object, ...], Leader] = field(default_factory=dict)
+    _ahead: dict[tuple[str, str], list[Curve]] = field(default_factory=dict)
 
     @property
     def by_data(self) -> bool:
@@ -123,6 +137,7 @@ class Candidates:
         """
         units = []
         tied = {one.name: group for group in self.tied for one in group.sites}
+        self._search_ahead([one for one in self.layers if one.site.name not in tied])
         for number, layer in enumerate(self.layers):
             site = layer.site
             self.progress(f"candidates of {site.name}", number, len(self.layers))
@@ -144,6 +159,43 @@ class Candidates:
                 unit = make_unit(layer, role, shape, len(ones), curves, sensitivity, alone=alone)
                 units.append(self._in_bits(layer, role, ones, unit))
         return units
+
+    def _search_ahead(self, layers: Sequence[FreeLayer]) -> None:
+        """Search several layers at once, the largest first; those that follow one of their shape
+        come behind it."""
+        if self.stay or torch.get_num_threads() < 2 or device_of(self.model).type != "cpu":
+            return
+        if self.by_data:  # what they see is there before they are searched
+            _ = self._gathered, self.both and self.slopes
+        groups: dict[tuple[object, ...], list[Callable[[], None]]] = {}
+        sizes: dict[tuple[object, ...], int] = {}
+        for layer in layers:
+            for role, ones in layer.site.kind.computed(layer.site.module).items():
+                shape, size = self._shape(layer, role, len(ones)), ones[0].numel() * len(ones)
+                if size < LARGE:
+                    groups.setdefault(shape, []).append(partial(self._search, layer, role))
+                    sizes[shape] = size
+        total = sum(map(len, groups.values()))
+        largest = sorted(groups, key=lambda shape: -sizes[shape])
+        at_once(
+            [groups[shape] for shape in largest],
+            lambda done: self.progress("candidates of layers", done, total),
+        )
+
+    def _search(self, layer: FreeLayer, role: str) -> None:
+        """Search a role's curves, for when its turn comes."""
+        matrices = layer.site.kind.computed(layer.site.module)[role]
+        among = self._among(layer, role, len(matrices))
+        held = cache.read(self._key(layer, role, matrices, among))
+        if held is None:
+            for one in matrices:
+                check_finite(one, f"{layer.site.name} ({layer.site.kind.name})")
+            seen = self.seen(layer, role, len(matrices), both=self.both, shrink=self.shrink)
+            curves = self._searched_in(layer, role, matrices, among, seen)
+            self._ahead[layer.site.name, role] = curves
+        else:
+            curves = held[0]
+        self._lead(layer, role, matrices, curves)
 
     def _in_bits(self, layer: FreeLayer, role: str, matrices: list[Tensor], unit: Unit) -> Unit:
         """Return a unit with its options in each way to store the layer."""
@@ -256,38 +308,70 @@ class Candidates:
     def _curves(
         self, layer: FreeLayer, role: str, matrices: list[Tensor]
     ) -> tuple[list[Curve], float]:
+        among = self._among(layer, role, len(matrices))
+        key = self._key(layer, role, matrices, among)
+        held = cache.read(key) or self._measured(layer, role, matrices, among, key)
+        self._lead(layer, role, matrices, held[0])
+        return held
+
+    def _shape(self, layer: FreeLayer, role: str, matrices: int) -> tuple[object, ...]:
+        """Return what is the same of roles that are searched alike."""
         site = layer.site
         choices = site.kind.choices(site.module, layer.widths)[role]
-        shape = (site.kind.name, role, len(matrices), repr(choices))
-        among = self._alike.get(shape, ())
-        key = self._key(layer, role, matrices, among)
-        held = cache.read(key) or self._measured(layer, role, matrices, choices, among, key)
-        if not among and not self.stay:
-            best = best_of(held[0], matrices[0].numel(), FOLLOWED)
-            self._alike[shape] = [one.spec for one in best]
-        return held
+        return site.kind.name, role, matrices, repr(choices)
+
+    def _among(self, layer: FreeLayer, role: str, matrices: int) -> Sequence[FactorSpec]:
+        """Return the pairs that a role is tried with, after those of the first one alike."""
+        leader = self._alike.get(self._shape(layer, role, matrices))
+        if leader is None or (leader.layer, leader.role) == (layer.site.name, role):
+            return ()
+        return leader.best
+
+    def _lead(
+        self, layer: FreeLayer, role: str, matrices: Sequence[Tensor], curves: Sequence[Curve]
+    ) -> None:
+        """Let roles alike follow this one where it is the first."""
+        shape = self._shape(layer, role, len(matrices))
+        if shape not in self._alike and not self.stay:
+            best = best_of(curves, matrices[0].numel(), FOLLOWED)
+            self._alike[shape] = Leader(layer.site.name, role, [one.spec for one in best])
 
     def _measured(
         self,
         layer: FreeLayer,
         role: str,
         matrices: list[Tensor],
-        choices: Choices,
         among: Sequence[FactorSpec],
         key: str,
     ) -> tuple[list[Curve], float]:
         """Return a role's curves and its sensitivity, and keep them."""
         site = layer.site
         seen = self.seen(layer, role, len(matrices), both=self.both, shrink=self.shrink)
-        svd = self.method.startswith("svd") or (seen is not None and site.kind.lookup)
-        by_data = (None, None) if seen is None else (seen.metrics, seen.outputs)
-        search = partial(curves_of, low_rank_only=svd, among=among)
-        curves = [] if self.stay else search(matrices, choices, *by_data)
+        curves = self._ahead.pop((site.name, role), None)
+        if curves is None:
+            curves = self._searched_in(layer, role, matrices, among, seen)
         sensitivity = 1.0
         if seen is not None:
             sensitivity = self._trials.of(site, role, seen.metrics, seen.means, seen.outputs)
         cache.write(key, curves, sensitivity)
         return curves, sensitivity
+
+    def _searched_in(
+        self,
+        layer: FreeLayer,
+        role: str,
+        matrices: list[Tensor],
+        among: Sequence[FactorSpec],
+        seen: RoleSeen | None,
+    ) -> list[Curve]:
+        """Return a role's curves in the metrics of what it sees; none where all stay dense."""
+        if self.stay:
+            return []
+        site = layer.site
+        svd = self.method.startswith("svd") or (seen is not None and site.kind.lookup)
+        by_data = (None, None) if seen is None else (seen.metrics, seen.outputs)
+        choices = site.kind.choices(site.module, layer.widths)[role]
+        return curves_of(matrices, choices, *by_data, low_rank_only=svd, among=among)
 
     def by_slopes(self, layer: FreeLayer, role: str) -> float | None:
         """Return how much of the output's squared sum, over an example, an error as large as a

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.optimize import linprog
 
 from bp_convert.errors import PlanError
 from bp_convert.programmes import exact
-from bp_convert.programmes.exact import Problem, relaxed, solve
+from bp_convert.programmes.exact import Problem, relaxed, shares_of, solve
 from bp_convert.search.allocate import OutOfReachError, allocate, quantity
 from bp_convert.search.units import Unit
 from tests.search.units import drawn
@@ -60,6 +61,34 @@ def test_every_small_problem_is_solved_or_has_no_choice(limits: int) -> None:
         assert reached == pytest.approx(best, rel=1e-6)
     assert solved > 1
     assert without > 1 or limits == 1
+
+
+@pytest.mark.parametrize("limits", [0, 1, 2, 4])
+def test_few_options_give_what_all_of_them_do(limits: int) -> None:
+    """The linear programme over all options at once, beside the one that lets them in."""
+    for seed in range(30):
+        objectives, limited, bounds = _drawn(seed, 6, 12, limits)
+        shares = shares_of(Problem(objectives, limited, bounds))
+        least = sum(one.min(0) for one in limited)
+        if (least > bounds).any():
+            continue
+        count, ones = 6 * 12, np.repeat(np.eye(6), 12, axis=1)
+        takes = np.concatenate(limited).T
+        whole = linprog(
+            np.concatenate(objectives),
+            A_ub=takes if limits else None,
+            b_ub=bounds if limits else None,
+            A_eq=ones,
+            b_eq=np.ones(6),
+        )
+        if whole.status != 0:
+            assert shares is None
+            continue
+        assert shares is not None
+        x = np.concatenate(shares)
+        assert len(x) == count
+        assert (takes @ x <= bounds * (1 + 1e-6)).all()
+        assert np.concatenate(objectives) @ x == pytest.approx(whole.fun, rel=1e-6, abs=1e-9)
 
 
 @pytest.mark.slow
@@ -115,14 +144,14 @@ def test_a_limit_kept_in_highs_eyes_only_is_not_kept(monkeypatch: pytest.MonkeyP
     limited = [np.array([[1e9 + 1], [1e9], [1.0]]), np.array([[1e9], [2.0]])]
     bounds = np.array([2e9])
     asked = []
-    whole = exact._programme
+    whole = exact._whole
 
     def loose(left: Problem, banned: Any, *more: Any) -> Any:
         asked.append(len(banned))
         # as if within a tolerance
         return whole(replace(left, bounds=left.bounds + 1), banned, *more)
 
-    monkeypatch.setattr(exact, "_programme", loose)
+    monkeypatch.setattr(exact, "_whole", loose)
     assert solve(Problem(objectives, limited, bounds)) == [1, 0]
     assert asked == [0, 1] or asked == [0]
 
