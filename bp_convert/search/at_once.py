@@ -1,4 +1,4 @@
-"""Work on several layers at once, one on each of torch's threads.
+"""Work on several layers at once, each on its share of torch's threads.
 
 A decomposition of a layer's size gains little from a second thread, two of them beside each other
 nearly twice the speed.
@@ -13,6 +13,7 @@ import torch
 
 from bp_convert.tuning.clock import threads
 
+MOST = 8  # jobs at once: each holds decompositions of a layer
 Job = Callable[[], object]
 
 
@@ -25,9 +26,10 @@ def at_once(groups: Sequence[Sequence[Job]], done: Callable[[int], None] = lambd
     Raises:
         Exception: of a job that fails; what has not begun then is left.
     """
-    workers = torch.get_num_threads()
+    count = torch.get_num_threads()
+    workers = min(count, MOST)
     # Threads that start now take over how many torch runs on within each.
-    with threads(1), ThreadPoolExecutor(workers) as pool:
+    with threads(count // workers), ThreadPoolExecutor(workers) as pool:
         waiting: dict[Future[object], Sequence[Job]] = {
             pool.submit(_without_gradients, first): others for first, *others in groups
         }

@@ -11,12 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bp_convert.calibration.gatherer import Moments, gather, order_of
-from bp_convert.calibration.moments import Moment
-from bp_convert.calibration.slopes import Slopes, gather_slopes
 from bp_convert.calibration.tap import Batches
-from bp_convert.calibration.work import BACKWARD, FEW, GATHER, LEAST, SLOPES, TRIALS, within
-from bp_convert.graph.clone import clone
 from bp_convert.graph.example import device_of
 from bp_convert.graph.walk import Site
 from bp_convert.groups.members import Tied, tied_groups
@@ -36,8 +31,8 @@ from bp_convert.search import cache
 from bp_convert.search.at_once import at_once
 from bp_convert.search.bit_axis import AS_IS, Noise, in_bits, noise_of
 from bp_convert.search.curves import Curve, best_of, curves_of
+from bp_convert.search.evidence import Evidence, RoleSeen
 from bp_convert.search.group_units import tied_unit
-from bp_convert.search.sensitivity import Trials
 from bp_convert.search.sharing import stack_curve, stack_of_names, stack_unit, stacks_among
 from bp_convert.search.units import FreeLayer, Unit, make_unit
 from bp_convert.values.factors import FactorSpec
@@ -64,21 +59,6 @@ def _fits(curve: Curve, site: Site) -> bool:
     the others too; Kronecker terms suit those that are frequent and give the others up.
     """
     return low_rank(curve.spec) or not site.kind.lookup
-
-
-@dataclass(frozen=True)
-class RoleSeen:
-    """What the matrices of a role see.
-
-    Attributes:
-        metrics: of the inputs of each.
-        outputs: how much the outputs of each count; None where all count alike.
-        means: of the inputs of each, (D).
-    """
-
-    metrics: Sequence[Metric]
-    outputs: Sequence[Metric | None]
-    means: Sequence[Tensor]
 
 
 @dataclass(frozen=True)
@@ -161,40 +141,50 @@ class Candidates:
         return units
 
     def _search_ahead(self, layers: Sequence[FreeLayer]) -> None:
-        """Search several layers at once, the largest first; those that follow one of their shape
-        come behind it."""
+        """Search what is not in the cache several layers at once, the largest first; those that
+        follow one of their shape come behind it."""
         if self.stay or torch.get_num_threads() < 2 or device_of(self.model).type != "cpu":
             return
-        if self.by_data:  # what they see is there before they are searched
-            _ = self._gathered, self.both and self.slopes
-        groups: dict[tuple[object, ...], list[Callable[[], None]]] = {}
+        alike: dict[tuple[object, ...], list[tuple[FreeLayer, str]]] = {}
         sizes: dict[tuple[object, ...], int] = {}
         for layer in layers:
             for role, ones in layer.site.kind.computed(layer.site.module).items():
                 shape, size = self._shape(layer, role, len(ones)), ones[0].numel() * len(ones)
                 if size < LARGE:
-                    groups.setdefault(shape, []).append(partial(self._search, layer, role))
+                    alike.setdefault(shape, []).append((layer, role))
                     sizes[shape] = size
-        total = sum(map(len, groups.values()))
-        largest = sorted(groups, key=lambda shape: -sizes[shape])
-        at_once(
-            [groups[shape] for shape in largest],
-            lambda done: self.progress("candidates of layers", done, total),
-        )
+        groups: list[list[Callable[[], None]]] = []
+        for shape in sorted(alike, key=lambda shape: -sizes[shape]):
+            first, *others = alike[shape]
+            if self._held(*first):
+                groups += [[partial(self._search, *one)] for one in others if not self._held(*one)]
+            else:
+                groups.append([partial(self._search, *one) for one in alike[shape]])
+        if not groups:
+            return
+        if self.by_data:  # what they see is there before they are searched
+            _ = self.evidence.gathered, self.both and self.evidence.slopes
+        total = sum(map(len, groups))
+        at_once(groups, lambda done: self.progress("candidates of layers", done, total))
+
+    def _held(self, layer: FreeLayer, role: str) -> bool:
+        """Return whether a role's curves are in the cache; others may follow them then."""
+        matrices = layer.site.kind.computed(layer.site.module)[role]
+        among = self._among(layer, role, len(matrices))
+        held = cache.read(self._key(layer, role, matrices, among))
+        if held is not None:
+            self._lead(layer, role, matrices, held[0])
+        return held is not None
 
     def _search(self, layer: FreeLayer, role: str) -> None:
         """Search a role's curves, for when its turn comes."""
         matrices = layer.site.kind.computed(layer.site.module)[role]
+        for one in matrices:
+            check_finite(one, f"{layer.site.name} ({layer.site.kind.name})")
         among = self._among(layer, role, len(matrices))
-        held = cache.read(self._key(layer, role, matrices, among))
-        if held is None:
-            for one in matrices:
-                check_finite(one, f"{layer.site.name} ({layer.site.kind.name})")
-            seen = self.seen(layer, role, len(matrices), both=self.both, shrink=self.shrink)
-            curves = self._searched_in(layer, role, matrices, among, seen)
-            self._ahead[layer.site.name, role] = curves
-        else:
-            curves = held[0]
+        seen = self._seen(layer, role, len(matrices))
+        curves = self._searched_in(layer, role, matrices, among, seen)
+        self._ahead[layer.site.name, role] = curves
         self._lead(layer, role, matrices, curves)
 
     def _in_bits(self, layer: FreeLayer, role: str, matrices: list[Tensor], unit: Unit) -> Unit:
@@ -212,7 +202,7 @@ class Candidates:
             return in_bits(unit, Noise.of(held[0]), stores)
         seen = None
         if not unit.many:
-            seen = self.seen(layer, role, len(matrices), both=False, shrink=self.shrink)
+            seen = self._seen(layer, role, len(matrices), both=False)
         metrics = [Plain()] * len(matrices) if seen is None else seen.metrics
         choices = site.kind.choices(site.module, layer.widths)[role]
         noise = noise_of(matrices, choices, unit.curves, metrics, lookup=site.kind.lookup)
@@ -238,7 +228,7 @@ class Candidates:
             spec = low_rank_spec(*(table.shape if first.kind.lookup else table.t().shape))
             curves = [Curve(spec, table_errors(table, metric))]
             mean = matrices[0].new_zeros(matrices[0].shape[1])  # none: a shift is no table's
-            sensitivity = self._trials.of(first, "weight", [metric], [mean])
+            sensitivity = self.evidence.trials.of(first, "weight", [metric], [mean])
             held = curves, sensitivity
             cache.write(key, *held)
         return tied_unit(group, ones, *held)
@@ -266,7 +256,7 @@ class Candidates:
         known = {one.name: one for one in units}
         names = cache.read_names(key)
         if names is None:
-            stacks = stacks_among(units, self._gathered, across=across)
+            stacks = stacks_among(units, self.evidence.gathered, across=across)
             cache.write_names(key, [one.names for one in stacks])
         else:
             stacks = [stack_of_names(units, one) for one in names]
@@ -288,20 +278,16 @@ class Candidates:
                 made.append((stack, stack_unit(stack, known, held[0][0])))
         return made
 
-    def gathered(self, name: str) -> list[Moment]:
-        """Return the moments of a layer's only role."""
-        return self._gathered[name, "weight"]
-
     def _metric_of(self, name: str) -> Metric:
         """Return a layer's metric; one object for layers that read one tensor."""
-        moment = self.gathered(name)[0]
+        moment = self.evidence.only(name)[0]
         if id(moment) not in self._metrics:
             self._metrics[id(moment)] = moment.metric(self.shrink)
         return self._metrics[id(moment)]
 
     def _table_metric(self, group: Tied, layers: Sequence[FreeLayer]) -> TableMetric | None:
         """Return what an error of the table costs in a group's layers; None where nothing tells."""
-        found = {one.site.name: self._moments(one, "weight", 1) for one in layers}
+        found = {one.site.name: self.evidence.moments(one.site, "weight", 1) for one in layers}
         moments = {name: ones[0] for name, ones in found.items() if ones}
         return table_metric(group, moments)
 
@@ -346,13 +332,15 @@ class Candidates:
     ) -> tuple[list[Curve], float]:
         """Return a role's curves and its sensitivity, and keep them."""
         site = layer.site
-        seen = self.seen(layer, role, len(matrices), both=self.both, shrink=self.shrink)
+        seen = self._seen(layer, role, len(matrices))
         curves = self._ahead.pop((site.name, role), None)
         if curves is None:
             curves = self._searched_in(layer, role, matrices, among, seen)
         sensitivity = 1.0
         if seen is not None:
-            sensitivity = self._trials.of(site, role, seen.metrics, seen.means, seen.outputs)
+            sensitivity = self.evidence.trials.of(
+                site, role, seen.metrics, seen.means, seen.outputs
+            )
         cache.write(key, curves, sensitivity)
         return curves, sensitivity
 
@@ -382,8 +370,8 @@ class Candidates:
         key = f"{self._key(layer, role, matrices)}-slopes"
         held = cache.read(key)
         if held is None:
-            slope = self.slopes.get((layer.site.name, role))
-            seen = self.seen(layer, role, len(matrices), both=True, shrink=self.shrink)
+            slope = self.evidence.slopes.get((layer.site.name, role))
+            seen = self._seen(layer, role, len(matrices), both=True)
             weight = -1.0
             if slope is not None and seen is not None:
                 every = zip(matrices, seen.metrics, seen.outputs, strict=True)
@@ -418,29 +406,19 @@ class Candidates:
         text = json.dumps([specs, free, words], sort_keys=True)
         return cache.key_of((), self.method, "choice", self._whole, self.digest, text)
 
-    def seen(
-        self, layer: FreeLayer, role: str, matrices: int, *, both: bool, shrink: float
+    def _seen(
+        self, layer: FreeLayer, role: str, matrices: int, *, both: bool | None = None
     ) -> RoleSeen | None:
         """Return what each matrix of a role sees; None where the weights alone decide."""
-        moments = self._moments(layer, role, matrices)
-        if moments is None:
-            return None
-        each = {id(moment): moment.metric(shrink) for moment in moments}
-        outputs = [moment.outputs for moment in moments]
-        slope = self.slopes.get((layer.site.name, role)) if both else None
-        if slope is not None:
-            outputs = list(slope.forms(matrices, shrink))
-        metrics = [each[id(moment)] for moment in moments]
-        return RoleSeen(metrics, outputs, [moment.mean for moment in moments])
+        both = self.both if both is None else both
+        return self.evidence.seen(layer.site, role, matrices, both=both, shrink=self.shrink)
 
-    def _moments(self, layer: FreeLayer, role: str, matrices: int) -> list[Moment] | None:
-        """Return the moment of each matrix, or None where the weights alone decide."""
-        if not self.by_data:
-            return None
-        found = self._gathered.get((layer.site.name, role))
-        if found is None or not found[0].count:
-            return None
-        return [found[index * len(found) // matrices] for index in range(matrices)]
+    @cached_property
+    def evidence(self) -> Evidence:
+        """What calibration data tells."""
+        batches = self.batches if self.by_data else ()
+        sites = [one.site for one in self.layers]
+        return Evidence(self.model, sites, batches, self.macs, self.progress)
 
     @cached_property
     def tied(self) -> list[Tied]:
@@ -452,27 +430,3 @@ class Candidates:
         """A hash of the whole model, on which a layer's metric hangs."""
         held = [*self.model.parameters(), *self.model.buffers()]
         return cache.key_of(held, "model", cache.words_of(self.model))
-
-    @cached_property
-    def _gathered(self) -> Moments:
-        copy = clone(self.model, apart=True)
-        sites = [one.site for one in self.layers if not one.site.kind.bare]
-        order = order_of(copy, sites, self.batches)
-        return gather(copy, sites, self._within(self.macs, GATHER), order, self.progress)
-
-    @cached_property
-    def slopes(self) -> Slopes:
-        """How much the outputs of each layer count to the model."""
-        sites = [one.site for one in self.layers if not one.site.kind.bare]
-        batches = self._within(BACKWARD * self.macs, SLOPES)
-        return gather_slopes(clone(self.model, apart=True), sites, batches, self.progress)
-
-    @cached_property
-    def _trials(self) -> Trials:
-        sites = [one.site for one in self.layers]
-        plain = {site.held: site.module for site in sites if not site.plain}
-        batches = self._within(len(sites) * self.macs, TRIALS, FEW)
-        return Trials(clone(self.model, plain, apart=True), batches)
-
-    def _within(self, each: float, work: float, least: int = LEAST) -> Batches:
-        return within(self.batches, each, work, device_of(self.model), least)

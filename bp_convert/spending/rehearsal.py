@@ -159,7 +159,7 @@ class Rehearsal:
         """Put a role's matrices where their factors would be, or what is stored of them."""
         site = unit.layer.site
         matrices = site.kind.computed(site.module)[unit.role]
-        slope = self.candidates.slopes.get((unit.name, unit.role)) if both else None
+        slope = self.candidates.evidence.slopes.get((unit.name, unit.role)) if both else None
         counts = None if slope is None else slope.forms(len(matrices), shrink)
         changes, shifts = [], []
         for index, weight in enumerate(matrices):
@@ -249,7 +249,7 @@ class Rehearsal:
             weights, metrics = [], []
             known: dict[int, Metric] = {id(moment): metric}
             for one in stack.sites:
-                near = moments.get((one.name, unit.role)) or self.candidates.gathered(one.name)
+                near = moments.get((one.name, unit.role)) or self.candidates.evidence.only(one.name)
                 form = known.setdefault(id(near[0]), near[0].metric(shrink))
                 weights.append(one.kind.computed(one.module)[unit.role][0])
                 metrics.append(form)

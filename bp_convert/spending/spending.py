@@ -159,7 +159,7 @@ class Spending:
             return found
         trying = None
         if not self.tries or groups or self._stay:
-            known = {name for name, _ in candidates.slopes} if candidates.both else set()
+            known = {name for name, _ in candidates.evidence.slopes} if candidates.both else set()
             sides = known & set(found.factors)
             found = replace(found, sides=sides, shrink=candidates.shrink)
         else:

@@ -67,7 +67,7 @@ class Trying:
         """
         sides: set[str] = set()
         if self.settings.sides != "inputs":
-            sides = {name for name, _ in self.rehearsal.candidates.slopes}
+            sides = {name for name, _ in self.rehearsal.candidates.evidence.slopes}
         shrink = 0.0 if self.settings.shrink == "auto" else self.settings.shrink
         self.progress("trying the choice on examples held out", 0, 1)
         errors = self._errors(first, sides, shrink)
@@ -199,7 +199,7 @@ class Trying:
     ) -> tuple[set[str], Tensor, int]:
         """Return which layers are fitted by both sides: those of a group only where that is nearer
         to the source."""
-        known = {name for name, _ in self.rehearsal.candidates.slopes}
+        known = {name for name, _ in self.rehearsal.candidates.evidence.slopes}
         groups: dict[str, list[Unit]] = {}
         for unit in units:
             if unit.name in best.factors and unit.name in known:

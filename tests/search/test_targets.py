@@ -256,7 +256,7 @@ def test_plans_are_the_same_to_the_last_byte(
 
 
 def test_a_warm_cache_computes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bp_convert.search import candidates
+    from bp_convert.search import candidates, evidence
 
     model, asked, data = _mlp()
     first = _bytes(_plan(model, "params=0.3", data=data, **asked))
@@ -265,8 +265,8 @@ def test_a_warm_cache_computes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("computed again")
 
     monkeypatch.setattr(candidates, "curves_of", refuse)
-    monkeypatch.setattr(candidates, "gather", refuse)
-    monkeypatch.setattr(candidates, "Trials", refuse)
+    monkeypatch.setattr(evidence, "gather", refuse)
+    monkeypatch.setattr(evidence, "Trials", refuse)
     assert _bytes(_plan(model, "params=0.3", data=data, **asked)) == first
     _plan(model, "params=0.1", "macs=0.5", data=data, **asked)
     other = examples(vectors(200, 48))
