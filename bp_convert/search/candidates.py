@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bp_convert.calibration.evidence import Evidence, RoleSeen
 from bp_convert.calibration.tap import Batches
 from bp_convert.graph.example import device_of
 from bp_convert.graph.walk import Site
@@ -31,7 +32,6 @@ from bp_convert.search import cache
 from bp_convert.search.at_once import at_once
 from bp_convert.search.bit_axis import AS_IS, Noise, in_bits, noise_of
 from bp_convert.search.curves import Curve, best_of, curves_of
-from bp_convert.search.evidence import Evidence, RoleSeen
 from bp_convert.search.group_units import tied_unit
 from bp_convert.search.sharing import stack_curve, stack_of_names, stack_unit, stacks_among
 from bp_convert.search.units import FreeLayer, Unit, make_unit

@@ -256,7 +256,8 @@ def test_plans_are_the_same_to_the_last_byte(
 
 
 def test_a_warm_cache_computes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bp_convert.search import candidates, evidence
+    from bp_convert.calibration import evidence
+    from bp_convert.search import candidates
 
     model, asked, data = _mlp()
     first = _bytes(_plan(model, "params=0.3", data=data, **asked))

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.calibration.gatherer import gather, order_of
+from bp_convert.calibration.sensitivity import FEWEST, LOST, MOST, Trials, truncated
 from bp_convert.graph.walk import walk
 from bp_convert.kron.metric import Full
-from bp_convert.search.sensitivity import FEWEST, LOST, MOST, Trials, truncated
 from tests.oracles import spread_moment
 from tests.search.models import Words, cnn, images, mlp, vectors
 

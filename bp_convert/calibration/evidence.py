@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bp_convert.calibration.gatherer import Moments, gather, order_of
 from bp_convert.calibration.moments import Moment
+from bp_convert.calibration.sensitivity import Trials
 from bp_convert.calibration.slopes import Slopes, gather_slopes
 from bp_convert.calibration.tap import Batches
 from bp_convert.calibration.work import BACKWARD, FEW, GATHER, LEAST, SLOPES, TRIALS, within
@@ -17,7 +18,6 @@ from bp_convert.graph.clone import clone
 from bp_convert.graph.example import device_of
 from bp_convert.graph.walk import Site
 from bp_convert.kron.metric import Metric
-from bp_convert.search.sensitivity import Trials
 from bp_convert.values.progress import Progress
 
 
