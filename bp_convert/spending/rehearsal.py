@@ -8,7 +8,7 @@ itself would tell little: in the conversion later ones make up for earlier ones.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -21,7 +21,7 @@ from bp_convert.calibration.gatherer import Order, order_of
 from bp_convert.calibration.held import Yardstick
 from bp_convert.calibration.moments import Moment
 from bp_convert.calibration.tap import Batches
-from bp_convert.calibration.work import REHEARSAL, within
+from bp_convert.calibration.work import FASTER, REHEARSAL, within
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import device_of
 from bp_convert.graph.tree import rows_in
@@ -42,6 +42,7 @@ EXAMPLES = 192  # that are fitted to
 FEW = 24  # of them at least, where a pass takes long
 STAGES = 8  # passes over them
 SWEEPS = 3
+THOROUGH = 6e12  # multiply-adds of passes over all examples, above which none fits to all
 WORK = 1e9  # multiply-adds of a half sweep's normal equations, above which there is none
 SIDE = 3000  # unknowns of one system, likewise
 
@@ -54,11 +55,13 @@ class Rehearsal:
         candidates: of the model; what they saw of calibration is fitted to.
         held: examples that nothing is fitted to.
         units: what is chosen for.
+        few: fit to some of the examples.
     """
 
     candidates: Candidates
     held: Batches
     units: Sequence[Unit]
+    few: bool = True
 
     def errors(
         self,
@@ -272,8 +275,10 @@ class Rehearsal:
 
     @cached_property
     def _few(self) -> Batches:
-        """Some of the examples that are fitted to."""
+        """What is fitted to."""
         whole, count = self.candidates.batches, 0
+        if not self.few:
+            return whole
         batches = whole
         for number, batch in enumerate(whole):
             count += rows_in(batch)
@@ -282,6 +287,15 @@ class Rehearsal:
                 break
         model = self.candidates.model
         return within(batches, STAGES * self.candidates.macs, REHEARSAL, device_of(model), FEW)
+
+    @cached_property
+    def thorough(self) -> Rehearsal | None:
+        """One that fits to all examples; None where this one does, or where that takes long."""
+        count, each = sum(map(rows_in, self.candidates.batches)), STAGES * self.candidates.macs
+        faster = 1.0 if device_of(self.candidates.model).type == "cpu" else FASTER
+        if sum(map(rows_in, self._few)) == count or each * count > THOROUGH * faster:
+            return None
+        return replace(self, few=False)
 
     @cached_property
     def _ahead(self) -> Ahead:

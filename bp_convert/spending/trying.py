@@ -9,7 +9,7 @@ makes the model worse on those examples.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import sqrt
 
@@ -31,7 +31,22 @@ GROUPS = 6  # of layers alike whose sides are tried one by one, the largest
 LARGE = 1e11  # cubes of widths, in all, beyond which they are not: a try takes minutes
 BOUNDS = 1e-3, 1e3  # of what a layer's error weighs
 
+CLOSE = 1.1  # times the least error, up to which a choice of bits is tried on all examples,
+FINALS = 3  # so many at most
+
 Choose = Callable[[Sequence[Unit]], Allocation]
+
+
+@dataclass(frozen=True)
+class _Result:
+    words: str
+    found: Allocation
+    errors: Tensor
+    units: Sequence[Unit] = ()
+
+    @property
+    def mean(self) -> float:
+        return float(self.errors.mean())
 
 
 @dataclass
@@ -77,16 +92,9 @@ class Trying:
         if self.settings.allocation == "uniform":
             words = "all layers alike"
         taken = self._note(words, errors)
-        others = dict(self.alike)
-        if self.settings.allocation == "auto" and not any(
-            one.quantity == "error" for one in self.settings.target
-        ):
-            for told, weights in self._ways(units).items():
-                others[told] = [
-                    replace(unit, sensitivity=weights[unit.name, unit.role]) for unit in units
-                ]
         known = [(first.factors, first.stores)]
-        for told, other in others.items():
+        results = [_Result(words, first, errors)]
+        for told, other in self._others(units):
             try:
                 found = self.choose(other)
             except PlanError:  # out of reach like that, or rounding: the first one stands
@@ -98,9 +106,14 @@ class Trying:
             if now is None:
                 continue
             place = self._note(told, now)
+            results.append(_Result(told, found, now, other))
             if is_nearer(now, errors):
                 best, errors, taken = found, now, place
                 self.units = other
+        if self.alike:
+            final, place = self._confirmed(results, best, sides, shrink)
+            if final is not None:
+                best, errors, taken, self.units = final.found, final.errors, place, final.units
         if self.settings.sides == "auto":
             sides, errors, taken = self._sided(units, best, sides, shrink, errors, taken)
         if self.settings.shrink == "auto":
@@ -126,9 +139,64 @@ class Trying:
             notes=best.notes,
         )
 
-    def _errors(self, found: Allocation, sides: Collection[str], shrink: float) -> Tensor | None:
+    def _confirmed(
+        self, results: Sequence[_Result], best: Allocation, sides: set[str], shrink: float
+    ) -> tuple[_Result | None, int]:
+        """Return which of the choices that are nearly as good is the best where all examples are
+        fitted to, and its place among what was tried: how many bits are best hangs on how well
+        layers can be fitted."""
+        rehearsal = self.rehearsal.thorough
+        (taken,) = (one for one in results if one.found is best)
+        close = [
+            one
+            for at, one in enumerate(results)
+            if (at == 0 or one.words in self.alike) and one is not taken
+            if one.mean <= CLOSE**2 * taken.mean
+        ]
+        finals = [taken, *sorted(close, key=lambda one: one.mean)][:FINALS]
+        if rehearsal is None or len(finals) < 2:
+            return None, 0
+        reached: list[tuple[_Result, Tensor, int]] = []
+        for one in finals:
+            now = self._errors(one.found, sides, shrink, rehearsal)
+            if now is not None:
+                reached.append((one, now, self._note(f"{one.words}, fitted to all examples", now)))
+        if not reached:
+            return None, 0
+        final, errors, place = reached[0]
+        for one, now, at in reached[1:]:
+            if is_nearer(now, errors):
+                final, errors, place = one, now, at
+        return final, place
+
+    def _others(self, units: Sequence[Unit]) -> Iterator[tuple[str, Sequence[Unit]]]:
+        """Yield what else a choice may be made among, and words on it: in the bits that were best
+        so far layers' errors may weigh other things, too."""
+        yield from self.alike.items()
+        if self.settings.allocation != "auto" or any(
+            one.quantity == "error" for one in self.settings.target
+        ):
+            return
+        bases = {"": units}
+        bases |= {f", {told}": one for told, one in self.alike.items() if one is self.units}
+        for told, weights in self._ways(units).items():
+            for more, base in bases.items():
+                yield told + more, self._weighed(base, weights)
+
+    @staticmethod
+    def _weighed(units: Sequence[Unit], weights: Mapping[tuple[str, str], float]) -> list[Unit]:
+        return [replace(unit, sensitivity=weights[unit.name, unit.role]) for unit in units]
+
+    def _errors(
+        self,
+        found: Allocation,
+        sides: Collection[str],
+        shrink: float,
+        rehearsal: Rehearsal | None = None,
+    ) -> Tensor | None:
         stores = {name: next(iter(ones)) for name, ones in found.stores.items()}
-        return self.rehearsal.errors(found.factors, sides, shrink, stores=stores)
+        rehearsal = rehearsal or self.rehearsal
+        return rehearsal.errors(found.factors, sides, shrink, stores=stores)
 
     def is_better(self, found: Allocation, stacks: Sequence[Stacked]) -> bool:
         """Return whether a choice in which layers share factors is nearer to the source than the

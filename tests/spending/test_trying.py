@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import bp_convert
 from bp_convert.spending.rehearsal import Rehearsal
-from bp_convert.spending.trying import is_nearer
+from bp_convert.spending.trying import Trying, is_nearer
 from bp_convert.values.plan import Plan
 from tests.calibration.test_slopes import Closed
 
@@ -164,3 +164,40 @@ def test_fewer_bits_are_seen_by_a_rehearsal(monkeypatch: pytest.MonkeyPatch) -> 
         ways="factored",
     )
     assert 0 < found["int8"][0] < 0.05 * found["int3"][0]
+
+
+def test_bits_are_confirmed_on_all_examples() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(96, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU())
+    model.append(nn.Linear(256, 96)).eval()
+    x = torch.randn(512, 24) @ torch.randn(24, 96) + 0.1 * torch.randn(512, 96)
+    common: dict[str, Any] = {"convert_anyway": True, "reconstruct": "off", "sides": "inputs"}
+    plan = bp_convert.plan(model, target="size=0.1", calibrate=x, shrink=0, **common)
+    every = {one.words: one for one in plan.tried if one.words.endswith("fitted to all examples")}
+    assert 2 <= len(every) <= 3
+    (taken,) = [one for one in plan.tried if one.taken]
+    # Weighing layers otherwise is tried before that, so that either is what is kept.
+    assert taken.words in every
+    assert taken.error <= 1.02 * min(one.error for one in every.values())
+    # Where all examples are fitted to anyhow, there is nothing to confirm.
+    few = bp_convert.plan(model, target="size=0.1", calibrate=x[:160], shrink=0, **common)
+    assert not [one for one in few.tried if one.words.endswith("fitted to all examples")]
+
+
+def test_layers_are_weighed_in_the_bits_that_were_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    free, coarse = [object()], [object()]
+    trying = Trying.__new__(Trying)
+    trying.settings = bp_convert.Settings()
+    trying.alike, trying.units = {"all layers in int4": coarse}, ()  # type: ignore[dict-item]
+    monkeypatch.setattr(Trying, "_ways", lambda *_: {"all layers alike": {}})
+    monkeypatch.setattr(Trying, "_weighed", staticmethod(lambda units, _: list(units)))
+    words = []
+    for told, units in trying._others(free):  # type: ignore[arg-type]
+        words.append((told, list(units)))
+        if told == "all layers in int4":
+            trying.units = coarse  # type: ignore[assignment]
+    assert words == [
+        ("all layers in int4", coarse),
+        ("all layers alike", free),
+        ("all layers alike, all layers in int4", coarse),
+    ]
