@@ -32,7 +32,7 @@ LARGE = 1e11  # cubes of widths, in all, beyond which they are not: a try takes 
 BOUNDS = 1e-3, 1e3  # of what a layer's error weighs
 
 CLOSE = 1.1  # times the least error, up to which a choice of bits is tried on all examples,
-FINALS = 3  # so many at most
+FINALS = 4  # so many at most
 
 Choose = Callable[[Sequence[Unit]], Allocation]
 
