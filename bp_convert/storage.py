@@ -33,9 +33,8 @@ from bp_convert.graph.merging import merged
 from bp_convert.graph.running import Args, Kwargs, evaluating, in_mode, run, same_draws
 from bp_convert.hub.layout import plan_of_folder
 from bp_convert.hub.marked import PLAN_ATTRIBUTE as PLAN_ATTRIBUTE
-from bp_convert.hub.marked import check_whole_numbers, plan_text, text_of, unmark
+from bp_convert.hub.marked import check_whole_numbers, mark, plan_text, text_of, unmark
 from bp_convert.hub.marked import is_marked as is_marked
-from bp_convert.hub.marked import mark as mark
 from bp_convert.hub.rebuild import from_pretrained as from_pretrained
 from bp_convert.linears import check_no_linears, linear_clone
 from bp_convert.planner.worth import READ

@@ -250,13 +250,17 @@ class _Scaled:
     def units(self) -> int:
         return len(self.starts) - 1
 
+    @property
+    def unit(self) -> np.ndarray:
+        """Which unit each option is of."""
+        return np.repeat(np.arange(self.units), np.diff(self.starts))
+
     def of_units(self) -> Any:
         """Return which unit each option is of, as a sparse matrix (units, options)."""
         from scipy.sparse import csr_matrix
 
         count = len(self.objective)
-        unit = np.repeat(np.arange(self.units), np.diff(self.starts))
-        return csr_matrix((np.ones(count), (unit, np.arange(count))), (self.units, count))
+        return csr_matrix((np.ones(count), (self.unit, np.arange(count))), (self.units, count))
 
     def apart(self, shares: np.ndarray) -> list[np.ndarray]:
         """Return what stands for each option by unit."""
@@ -273,7 +277,7 @@ def shares_of(left: Problem) -> list[np.ndarray] | None:
 
     whole = _Scaled.of(left)
     of_units = whole.of_units().tocsc()
-    unit = np.repeat(np.arange(whole.units), np.diff(whole.starts))
+    unit = whole.unit
     columns = np.column_stack([whole.objective, whole.takes, whole.takes.sum(1)])
     firsts = [
         start + columns[start:end].argmin(0)

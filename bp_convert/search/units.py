@@ -22,7 +22,7 @@ from bp_convert.values.plan import Way
 
 REPLACED = 500  # bytes of a file, on the safe side, that say what a layer's factors are,
 FACTORS = 300  # for two of them in the place of a matrix,
-PARTS = 650  # and of a file, on the safe side, for the further tensor that a packed one takes
+PARTS = 650  # and for the further tensor that a packed one takes
 FINE = 48  # numbers of terms up to which every one is an option
 STEP = 1.03  # ratio of neighbouring numbers of terms above
 COSTS = ("params", "macs", "time", "time32", "latency", "bytes")
