@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -19,14 +20,17 @@ def interleaved(
     device: str = "cpu",
 ) -> list[float]:
     """Return each pass's median in microseconds; the passes take turns, so that a machine whose
-    speed drifts treats them alike."""
+    speed drifts treats them alike, in an order drawn anew each time, as each finds in the caches
+    what the one before left."""
     clock = _on_cuda if device.startswith("cuda") else _on_cpu
     for one in passes:
         for _ in range(warm_up):
             one()
     times: list[list[float]] = [[] for _ in passes]
+    turns, order = list(zip(passes, times, strict=True)), random.Random(0)
     for _ in range(repeats):
-        for one, taken in zip(passes, times, strict=True):
+        order.shuffle(turns)
+        for one, taken in turns:
             taken.append(clock(one))
     return [median(taken) for taken in times]
 

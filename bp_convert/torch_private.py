@@ -185,7 +185,7 @@ _traced = torch.compiler.is_dynamo_compiling  # other compilers trace under a mo
 _modes = torch._C._len_torch_dispatch_stack
 _tracer = torch._C._get_tracing_state
 _transform = torch._C._functorch.peek_interpreter_stack
-_casts = torch.is_autocast_enabled
+_casts = torch._C._is_any_autocast_enabled  # in half the time of the public one for a device
 
 
 def is_watched() -> bool:
@@ -193,11 +193,7 @@ def is_watched() -> bool:
     tracer, fake tensors, a counter, a transform of ``torch.func``, autocast. What it sees has to be
     what a layer computes, from its parameters on."""
     return (
-        _traced()
-        or _modes() > 0
-        or _tracer() is not None
-        or _transform() is not None
-        or _casts("cpu")
+        _traced() or _modes() > 0 or _tracer() is not None or _transform() is not None or _casts()
     )
 
 

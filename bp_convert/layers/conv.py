@@ -56,6 +56,7 @@ class _BPConv(BilinearLayer):
     AXES: ClassVar[int]
     CONV: ClassVar[Callable[..., Tensor]]
     transposed: ClassVar[bool] = False  # torch's fields, for code that reads them
+    _low = False  # of layers pickled before there was a path for low rank
 
     def __init__(
         self,
@@ -169,6 +170,8 @@ class _BPConv(BilinearLayer):
         """Apply both factors, each with stride, padding and what else its axes ask for."""
         if self._lean:
             return self._in_few_calls(x, steps)
+        if self._low:
+            return self._low_rank(x, steps)
         return self._one_then_two(x, steps) if self._first == 1 else self._two_then_one(x, steps)
 
     def _finished(self, y: Tensor, single: bool) -> Tensor:
@@ -181,15 +184,28 @@ class _BPConv(BilinearLayer):
     # The two factors of G groups. `x` carries (N, G, c1, c2, *size), flattened over the channels.
 
     def _in_few_calls(self, x: Tensor, steps: Steps) -> Tensor:
-        """Run one term whose first factor only mixes channels: the common case. On small inputs
-        each call to torch costs as much as its work, so this is ``_one_then_two`` in seven."""
+        """Run one term, or a k1 of 1, with a first factor that only mixes channels: the common
+        case. On small inputs each call to torch costs as much as its work, so this is
+        ``_one_then_two`` in seven."""
         k1, k2, c1, c2 = self._sizes
         n, _, *size = x.shape
-        t = torch.bmm(self.w1.expand(n, k1, c1), x.reshape(n, c1, c2 * prod(size)))
-        t = t.view(n * k1, c2, *size)  # (N*k1, c2, *size)
-        w2 = self.w2.reshape(c2, *self._own[1], k2).movedim(-1, 0)  # (k2, c2, *own)
+        left = self.w1.flatten(0, 1)  # (R*k1, c1)
+        t = torch.bmm(left.expand(n, -1, -1), x.reshape(n, c1, c2 * prod(size)))
+        t = t.view(n * k1, self.factors.rank * c2, *size)
+        w2 = self.w2.reshape(-1, *self._own[1], k2).movedim(-1, 0)  # (k2, R*c2, *own)
         y = self._conv(t, w2, steps[1])  # (N*k1, k2, *out)
         return shaped(y, (n, k1 * k2, *y.shape[2:]))
+
+    def _low_rank(self, x: Tensor, steps: Steps) -> Tensor:
+        """Run low rank, a convolution to R channels and a product: ``_two_then_one`` in six."""
+        right, left = self.w2.flatten(1), self.w1.flatten(1).t()  # (R, d2), (K, R)
+        if self._point:
+            size, t = x.shape[2:], torch.bmm(right.expand(len(x), -1, -1), x.flatten(2))
+        else:
+            t = self._conv(x, right.view(-1, self._sizes[3], *self._own[1]), steps[1])
+            size, t = t.shape[2:], t.flatten(2)  # (N, R, out)
+        y = torch.bmm(left.expand(len(t), -1, -1), t)
+        return shaped(y, (*y.shape[:2], *size))
 
     def _one_then_two(self, x: Tensor, steps: Steps) -> Tensor:
         lay, (k1, k2), terms, many = self._layout, self.factors.out, self.factors.rank, self.groups
@@ -272,8 +288,10 @@ class _BPConv(BilinearLayer):
         self._first = self._order()
         self._point = self._is_point()
         self._sizes = (*self.factors.out, self._layout.c1, self._layout.c2)
-        mixes_only = self._layout.s1 == 1 and self._first == 1 and not self._point
-        self._lean = mixes_only and self.factors.rank == self.groups == 1
+        (k1, k2, c1, _), mixes_only = self._sizes, self.groups == self._layout.s1 == 1
+        alone = self.factors.rank == 1 or k1 == 1
+        self._lean = mixes_only and alone and self._first == 1 and not self._point
+        self._low = mixes_only and k2 == c1 == 1 and self._first == 2
         front, left = self._padding()
         sides = [side for pair in reversed(front) for side in pair]  # F.pad: last axis first
         self._front = sides if any(sides) else []

@@ -172,6 +172,24 @@ def test_one_term_on_views_copies_nothing() -> None:
     assert work == ["bmm", "convolution", "add_"]
 
 
+@pytest.mark.parametrize(
+    ("out", "inp", "kernel", "calls"),
+    [
+        ((64, 1), (1, 64 * 9), 3, ["convolution", "bmm", "add_"]),
+        ((1, 64), (64, 9), 3, ["bmm", "convolution", "add_"]),
+        ((64, 1), (1, 64), 1, ["bmm", "bmm", "add_"]),
+    ],
+)
+def test_low_rank_on_views_copies_nothing(out: Any, inp: Any, kernel: int, calls: Any) -> None:
+    spec = FactorSpec(out=out, inp=inp, rank=5, axes=(2, 2))
+    layer = BPConv2d(64, 64, kernel, padding=kernel // 2, factors=spec)
+    x = torch.randn(2, 64, 8, 8)
+    with torch.no_grad(), Ops() as ops:
+        y = layer(x)
+    assert [name for name, _ in ops.seen if name not in VIEWS] == calls
+    assert_near(y, layer.to_dense()(x))
+
+
 def test_gradients() -> None:
     for spec in _specs(4, 4, (3, 2), 2)[::4]:
         layer = BPConv2d(4, 4, (3, 2), 2, 1, factors=spec, dtype=torch.float64)
