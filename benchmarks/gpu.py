@@ -2,12 +2,12 @@
 
     python benchmarks/gpu.py [--dtype bfloat16] [--batch 1 8 64] [--only Linear] [--minutes 9]
 
-Dense, low rank, int8 and ours (one term, and a quarter in the pair of low rank) take
-turns in one process, launched one by one and as a CUDA graph. Beside each time stands the larger of
-two shares: bytes of weights, inputs and outputs a second over what copying reaches on this card,
-and multiply-adds over what a large product of matrices reaches. TF32 is as torch is set. Ends after
-the minutes that are given; what was not reached is named. Without a GPU it says so; ``--device
-cpu`` runs the same to see that it works.
+Dense, low rank, int8 and ours (one term, on factors and fused, and a quarter in the pair of low
+rank) take turns in one process, launched one by one and as a CUDA graph. Beside each time stands
+the larger of two shares: bytes of weights, inputs and outputs a second over what copying reaches on
+this card, and multiply-adds over what a large product of matrices reaches. TF32 is as torch is set.
+Ends after the minutes that are given; what was not reached is named. Without a GPU it says so;
+``--device cpu`` runs the same to see that it works.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +27,24 @@ from torch.utils.flop_counter import FlopCounterMode
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks import peers
 from benchmarks.clock import interleaved, machine
+from bp_convert.ways.fused import fits
 
 SIDE = 4096  # of the product that the rate is taken from
 COPIED = 2**28  # bytes of the copy that the bandwidth is taken from
+
+
+def fused(layer: nn.Module, params: int) -> nn.Module | None:
+    """Return our layer as it runs in one kernel; None where that is not made for it."""
+    twin: Any = peers.ours(layer, params, square=True) if isinstance(layer, nn.Linear) else None
+    if twin is None or not (twin.w1.is_cuda and fits(twin.factors)):
+        return None
+    twin.way = "fused"
+    return cast("nn.Module", twin)
+
+
 WAYS: dict[str, tuple[str, peers.Contender]] = {
     "ours, one term": ("one", partial(peers.ours, square=True)),
+    "ours, one term, fused": ("one", fused),
     "ours, a quarter": ("0.25", partial(peers.ours, square=False)),
     "low rank, a quarter": ("0.25", peers.low_rank),
     "dense int8": ("0.25", peers.int8),

@@ -160,11 +160,13 @@ def _leader(sites: Mapping[str, Site], layer: LayerPlan) -> Site | None:
 
 def _check_replaced(site: Site, layer: LayerPlan, leader: Site | None) -> None:
     where = f"{layer.name} ({layer.kind})"
-    if layer.way == "expanded" and not getattr(site.kind.twin, "EXPANDS", False):
+    known = {"expanded": "EXPANDS", "fused": "FUSES"}
+    others = [way for way, name in known.items() if getattr(site.kind.twin, name, False)]
+    if layer.way not in ("factored", *others):
         raise PlanError(
             where=where,
-            found="way expanded",
-            allowed="factored: this kind has no other way",
+            found=f"way {layer.way}",
+            allowed=f"factored{''.join(f' or {way}' for way in others) or ': it has no other way'}",
             fix="set its way to factored in the plan",
         )
     reason = site.kind.refuse(site.outline)
@@ -283,7 +285,7 @@ class _Surgery:
         leader = _leader(self.sites, layer)
         twin: nn.Module = built(site, layer, leader, device)
         kind.carry(outline, twin)
-        if layer.way == "expanded":
+        if layer.way != "factored":
             twin.way = layer.way  # type: ignore[assignment]
         if leader is not None:
             tie(twin, twins[leader.name], layer)

@@ -197,6 +197,14 @@ def is_watched() -> bool:
     )
 
 
+def tf32_is_allowed() -> bool:
+    """Return whether products of float32 may run in TF32 on a CUDA device."""
+    try:
+        return torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:  # set by the newer interface, of which this one does not know
+        return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
 def is_differentiated_plainly(*given: Tensor) -> bool:
     """Return whether only backward differentiates plain tensors of one type: what a compiler, a
     transform, autocast or forward mode would see are operations of torch's, not functions of

@@ -141,7 +141,8 @@ def test_the_faster_way_is_taken() -> None:
     assert Speed(10, 20, 11).way("factored") == "factored"
     assert Speed(10, 9, 11).way("expanded") == "expanded"
     assert Speed(10, 20).way("expanded") == "factored"  # which it does not have
-    assert Speed(10, 20, 11).taken() == 11
+    assert Speed(10, 20, 11, 9).way() == "fused"
+    assert Speed(10, 20, 11, 9).way("factored") == "factored"
 
 
 @pytest.mark.parametrize("file", ["small.pt", "small.safetensors"])

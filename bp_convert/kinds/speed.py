@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
-from typing import TYPE_CHECKING
+from math import inf, prod
+from typing import TYPE_CHECKING, get_args
 
 from torch import nn
 
@@ -18,6 +18,7 @@ from bp_convert.prices import Counts as Counts
 from bp_convert.prices import current
 from bp_convert.values.literals import Ways
 from bp_convert.values.plan import Way
+from bp_convert.ways.fused import fits, work
 
 if TYPE_CHECKING:
     from bp_convert.kinds.kind import Kind
@@ -31,11 +32,12 @@ BUILT = 1.05  # an LSTM on built weights is the dense one, after a look at its p
 @dataclass(frozen=True)
 class Speed:
     """Predicted times of one example, in microseconds: of the dense layer, of its twin on factors
-    and, where it has that way, on the dense weight built of them."""
+    and, where it has that way, on the dense weight built of them, and in one kernel."""
 
     dense: float
     converted: float
     expanded: float = inf
+    fused: float = inf
 
     @property
     def ratio(self) -> float:
@@ -44,18 +46,13 @@ class Speed:
 
     def way(self, ways: Ways = "auto") -> Way:
         """Return the way of the twin that is the faster one, of those that are open."""
-        if ways == "factored" or self.expanded == inf:
-            return "factored"
-        faster = ways == "expanded" or self.expanded < self.converted
-        return "expanded" if faster else "factored"
+        if ways == "auto":
+            return min(get_args(Way), key=self.on)
+        return "expanded" if ways == "expanded" and self.expanded < inf else "factored"
 
     def on(self, way: Way) -> float:
         """Return the time of the twin on a way."""
-        return self.expanded if way == "expanded" else self.converted
-
-    def taken(self, ways: Ways = "auto") -> float:
-        """Return its time on the way that is taken."""
-        return self.on(self.way(ways))
+        return {"factored": self.converted, "expanded": self.expanded, "fused": self.fused}[way]
 
 
 def predict(
@@ -90,4 +87,8 @@ def predict(
                 for name, n in counted.items()
             )
     look = LOOK * len(shapes) if getattr(kind.twin, "EXPANDS", False) else inf
-    return Speed(max(times[0], 1e-3), max(times[1], 1e-3), times[0] + look)
+    fused = inf
+    if (kernel := prices.get(f"{priced}.fused")) and fits(factors["weight"]):
+        each = [work(factors["weight"], prod(shape[:-1])) for shape in shapes]
+        fused = sum(kernel.get(name, 0.0) * n for one in each for name, n in one.items())
+    return Speed(max(times[0], 1e-3), max(times[1], 1e-3), times[0] + look, fused)

@@ -16,6 +16,7 @@ from bp_convert.kron.policies import paper_factors
 from bp_convert.layers.common import BilinearLayer, over_nested
 from bp_convert.torch_private import parameters_of
 from bp_convert.values.factors import FactorSpec
+from bp_convert.ways.fused import fused
 
 MANY = 4_000_000  # multiply-adds saved in a call, for which an expanded layer runs on its factors
 
@@ -42,7 +43,7 @@ class BPLinear(BilinearLayer):
 
     FIELDS: ClassVar[tuple[str, ...]] = ("in_features", "out_features", "bias")
     DENSE: ClassVar = nn.Linear
-    EXPANDS = True
+    EXPANDS = FUSES = True
 
     def __init__(
         self,
@@ -77,6 +78,10 @@ class BPLinear(BilinearLayer):
         if input.is_nested:
             return over_nested(self, input)
         w1, w2, bias = self.w1, self.w2, self.bias
+        if self.way == "fused" and not self.training:
+            y = fused(input, w1, w2, bias, self.factors)
+            if y is not None:
+                return y
         if self.way == "expanded" and self.trains_on_plain(input, w1, w2, bias):
             rows = input.numel() // self.in_features
             if pays_to_build(bilinear_macs(self.factors), self.factors, rows):

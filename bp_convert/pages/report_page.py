@@ -53,7 +53,7 @@ def _layers(report: Report, *, folded: bool) -> Table:
         cells = (
             _name(row),
             layer.kind,
-            layer.action + (", expanded" if layer.way == "expanded" else ""),
+            layer.action + ("" if layer.way == "factored" else f", {layer.way}"),
             words.pairs_of(layer) or layer.reason,
             "" if layer.rank is None else str(layer.rank),
             *(short(count) for count in (*row.params, *row.macs)),

@@ -60,7 +60,7 @@ def _row(row: ProbeRow, shares: int) -> Row:
 
 
 def _form(row: ProbeRow) -> str:
-    return spec_of(row.best) + (", expanded" if row.way == "expanded" else "")
+    return spec_of(row.best) + ("" if row.way in (None, "factored") else f", {row.way}")
 
 
 def _error(value: float | None) -> str:

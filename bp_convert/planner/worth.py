@@ -11,7 +11,7 @@ from bp_convert.kinds import Factors, Widths, predict
 from bp_convert.kinds.speed import AS_FAST, Speed
 from bp_convert.planner.requests import LayerRequest
 from bp_convert.values.literals import Ways
-from bp_convert.values.plan import EXPANDED, LayerPlan, Way
+from bp_convert.values.plan import EXPANDED, FUSED, LayerPlan, Way
 from bp_convert.values.settings import Settings
 
 READ = "slower than the dense layer: the model reads its weight, which is built at each call"
@@ -75,7 +75,7 @@ def worth(
     found = _on_its_way(request.ways, site, speed)
     if asked or speed is None or speed.ratio >= MARGIN:
         return found
-    best = speed.dense / speed.taken(request.ways)
+    best = speed.dense / speed.on(found.way)
     if found.way == "expanded" and best >= AS_FAST:
         return found
     slower = _slower(best) if best < 1 else "no faster than the dense layer"
@@ -88,8 +88,10 @@ def _on_its_way(ways: Ways, site: Site, speed: Speed | None) -> Verdict:
         known = ways == "expanded" and getattr(site.kind.twin, "EXPANDS", False)
         notes = [expanded_note()] if known else []
         return Verdict(None, notes, "expanded" if known else "factored")
-    way, best = speed.way(ways), speed.dense / speed.taken(ways)
+    way = speed.way(ways)
+    best = speed.dense / speed.on(way)
     notes = [expanded_note(speed)] if way == "expanded" else []
+    notes += [FUSED] if way == "fused" else []
     if best < (AS_FAST if way == "expanded" else 1):
         notes.append(_slower(best))
     return Verdict(None, notes, way)

@@ -79,9 +79,9 @@ def _table(rows: list[Folded], width: int) -> Table:
     ranks = max(len(short(row.layer.rank or 0)) for row in rows)
     kinds = max(4, *(len(row.layer.kind) for row in rows))
     stored = any(row.layer.store for row in rows)
-    expanded = any(row.layer.way == "expanded" for row in rows)
+    ways = any(row.layer.way != "factored" for row in rows)
     names = max(WIDTH, width) - _FIXED - pairs - ranks - kinds - (_BITS if stored else 0)
-    names -= _RUNS if expanded else 0
+    names -= _RUNS if ways else 0
     table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False, pad_edge=False)
     table.add_column("layer", max_width=names)
     table.add_column("kind", no_wrap=True)
@@ -92,7 +92,7 @@ def _table(rows: list[Folded], width: int) -> Table:
     table.add_column("after", justify="right", no_wrap=True)
     if stored:
         table.add_column("bits", no_wrap=True)
-    if expanded:
+    if ways:
         table.add_column("runs", no_wrap=True)
     table.add_column("error", justify="right", no_wrap=True)
     for row in rows:
@@ -107,7 +107,7 @@ def _table(rows: list[Folded], width: int) -> Table:
             Text(short(row.params[0])),
             Text(short(row.params[1])),
             *([Text(layer.store or "")] if stored else []),
-            *([Text(layer.way if layer.factors else "")] if expanded else []),
+            *([Text(layer.way if layer.factors else "")] if ways else []),
             Text(_error(row.errors)),
         )
     return table

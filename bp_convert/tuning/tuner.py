@@ -16,6 +16,7 @@ from bp_convert.graph.running import same_draws
 from bp_convert.kinds import kind_of
 from bp_convert.prices import ALIGNED, Counts, shipped
 from bp_convert.tuning.clock import own_time, threads
+from bp_convert.tuning.fused_prices import Clock, fused_prices
 from bp_convert.tuning.layer_grid import GridCase, factorings, grid
 from bp_convert.tuning.machine_table import Host, MachineTable, write_table
 from bp_convert.tuning.price_fit import Sample, fit, off, scaled
@@ -33,8 +34,6 @@ WIDE = ((768, 768, 197), (2048, 512, 32), (768, 3072, 128), (512, 2048, 64))  # 
 EVEN, ODD = 64, (61, 62, 63)  # inner widths to compare
 INNER = (*ODD, EVEN, EVEN + 8)
 GAIN = 0.05  # of the time, from which on a multiple is worth its while
-
-Clock = Callable[[Sequence[Callable[[], Any]], torch.device], list[float]]
 
 
 def tune(
@@ -121,6 +120,9 @@ def measured(
     if samples:
         with threads(host.threads), torch.no_grad(), same_draws():
             found |= aligned(host, clock or lows)
+            if host.device != "cpu":
+                device, dtype = torch.device(host.device), getattr(torch, host.dtype)
+                found |= fused_prices(device, dtype, clock or lows)
     took = time.perf_counter() - start
     return MachineTable(host, found, off(found, samples), took)
 

@@ -18,8 +18,9 @@ NAMED = 0.01  # share of the parameters from which on a class of modules is wort
 
 Action = Literal["replaced", "widened", "kept"]
 # How a replaced layer runs in eval mode: on its factors, or on the dense weight built of them once.
-Way = Literal["factored", "expanded"]
-EXPANDED = "runs expanded, on the dense weight"  # the note of such a layer
+Way = Literal["factored", "expanded", "fused"]
+EXPANDED = "runs expanded, on the dense weight"  # the notes of such layers
+FUSED = "runs fused, both products in one kernel"
 
 
 class LayerPlan(Value):
@@ -39,8 +40,9 @@ class LayerPlan(Value):
             count once, are saved once, and are trained as one.
         init: where the new weights start from.
         store: how its weights are stored, kept or factored; None as the model has them.
-        way: how a replaced layer runs in eval mode without gradients: ``factored``, or
-            ``expanded``, on the dense weight, which is built once and takes memory, not the file's.
+        way: how a replaced layer runs in eval mode without gradients: ``factored``; ``expanded``,
+            on the dense weight, which is built once and takes memory, not the file's; or ``fused``,
+            in one kernel of a CUDA device.
         params: parameters before and after.
         shared: how many of them a layer before this one counts as well, before and after: tied
             weights, or a layer inside another.

@@ -1,1 +1,1 @@
-"""How a layer runs: on its factors, or on what is built of them once."""
+"""How a layer runs: on its factors, on what is built of them once, or in one kernel."""

@@ -21,13 +21,16 @@ class Expanding(nn.Module):
             weight is built at the first call and torch's own function runs on it. Where gradients
             are wanted a linear layer and a convolution build it for each call, as part of what is
             differentiated, if that is less work than their factors. Else, under autocast and in
-            what is compiled, traced or exported the layer runs on its factors.
+            what is compiled, traced or exported the layer runs on its factors. ``fused``: in eval
+            mode, without gradients, on a CUDA device, one kernel makes both products (see
+            ``ways.fused``); else on its factors.
 
     What is kept is no part of the state: it is never saved, copied or moved, and goes with
     ``train()``, ``eval()``, ``to()`` and any change of the parameters (see ``ways.kept``).
     """
 
     EXPANDS: ClassVar[bool] = False  # whether the forward asks ``built_for``
+    FUSES: ClassVar[bool] = False  # whether it asks ``fused``
 
     way: Way = "factored"
     _kept: Kept | None = None

@@ -11,6 +11,8 @@ from torch import nn
 
 import bp_convert
 from bp_convert.kinds import Ask, Spread
+from bp_convert.layers.linear import BPLinear
+from bp_convert.ways.fused import run
 from tests.contract.cases import CASES, Case, kind, output
 from tests.search.models import Words, cnn, examples, images, mlp, vectors
 from tests.tolerances import assert_near
@@ -32,6 +34,21 @@ def _twin(case: Case, rank: int) -> tuple[nn.Module, nn.Module]:
     twin = one.build(dense, widths, one.factor(dense, widths, Ask(rank=rank)), "cuda")
     one.fill(dense, twin, Spread())
     return dense.eval(), twin.eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("rows", [1, 37, 2048])
+def test_the_fused_kernel_gives_what_two_products_give(dtype: torch.dtype, rows: int) -> None:
+    pytest.importorskip("triton")
+    torch.backends.cuda.matmul.allow_tf32 = True
+    layer = BPLinear(768, 3072, rank=2, device="cuda", dtype=dtype).eval()
+    x = torch.randn(rows, 768, device="cuda", dtype=dtype)
+    with torch.no_grad():
+        wanted = layer(x).float()
+        made = run(x, layer.w1, layer.w2, layer.bias, layer.factors).float()
+        layer.way = "fused"
+        assert torch.equal(layer(x).float(), made)
+    assert float((made - wanted).norm() / wanted.norm()) < 2e-2
 
 
 @EVERY
