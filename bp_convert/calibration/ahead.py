@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bp_convert.calibration.gatherer import Gatherer, Moments, Order
+from bp_convert.calibration.norms import Norms
 from bp_convert.calibration.tap import Batch, Batches, Tap
 from bp_convert.free_memory import free_memory
 from bp_convert.graph.example import device_of
@@ -16,6 +17,7 @@ from bp_convert.graph.tree import rows_in, tensors_in
 from bp_convert.graph.walk import Site
 from bp_convert.torch_private import storage_id
 
+SETTLING = 4  # batches that norms settle on before a stage's inputs are looked at
 SHARE = 0.1  # of the free memory, that what was caught may take
 Seen = Mapping[str, list[Any]]
 
@@ -90,15 +92,22 @@ def beside(
     order: Order,
     batches: Batches,
     caught: Sequence[Seen],
+    norms: Norms,
 ) -> Moments:
-    """Gather the moments of what layers get, beside what they got in the source.
+    """Gather the moments of what layers get, beside what they got in the source; the model's batch
+    norms are settled on the way.
 
     Args:
         caught: what they got there, for each batch.
     """
     gatherer = Gatherer(sites, order, sum(map(rows_in, batches)), cross=True)
-    with Tap(model, [site.name for site in sites], order.calls) as tap:
+    norms.restart()
+    with norms, Tap(model, [site.name for site in sites], order.calls) as tap:
+        for number, batch in enumerate(batches[:SETTLING] if norms.pairs else ()):
+            norms.next(number)
+            tap.run(batch, number)
         for number, batch in enumerate(batches):
+            norms.next(number)
             gatherer.add(tap.run(batch, number), number, batch, caught[number])
     return gatherer.result()
 

@@ -19,14 +19,15 @@ from bp_convert.bits.compensated import rounded_in
 from bp_convert.bits.grid import COARSE, Form, Grid
 from bp_convert.bits.rounded import Scales, rounded_factors
 from bp_convert.bits.stored import stored_forms
+from bp_convert.calibration.ahead import Ahead, beside
 from bp_convert.calibration.gatherer import Moments, order_of
 from bp_convert.calibration.moments import Moment
+from bp_convert.calibration.norms import Norms, settle_norms
 from bp_convert.calibration.tap import Batches
 from bp_convert.errors import PlanError
-from bp_convert.fitting.norms import settle_norms
 from bp_convert.fitting.sequence import _outputs as outputs_of
 from bp_convert.fitting.sequence import _specs as specs_of
-from bp_convert.fitting.sequence import ahead_of, compared, stages_for
+from bp_convert.fitting.sequence import stages_for
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import device_of
 from bp_convert.graph.walk import Site, walk
@@ -75,7 +76,8 @@ def round_stored(
         order = order_of(before, [site for site in coarse if not site.kind.bare], batches)
         passes, few = stages_for(plan, batches, device_of(converted))
         stages = order.stages(passes)
-        ahead = ahead_of(before, after, stages, order, few)
+        ahead = Ahead(before, stages, order.calls, few)
+        norms = Norms(before, after, few)
         # What loses little comes first, so that the others make up for it.
         for layer in plan.stored:
             if sites.get(layer.name) not in coarse:
@@ -84,8 +86,7 @@ def round_stored(
         for number, names in enumerate(stages):
             progress(f"rounding {names[0]}", number, len(stages))
             stage = [sites[name] for name in names]
-            caught = None if ahead is None else ahead.of(number)
-            moments = compared(before, after, stage, order, few, caught)
+            moments = beside(after, stage, order, few, ahead.of(number), norms)
             for site in stage:
                 found = work.fitted(site, moments)
                 if found is not None:

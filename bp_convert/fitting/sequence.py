@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from bp_convert.calibration.ahead import Ahead, Seen, beside
-from bp_convert.calibration.gatherer import Gatherer, Moments, Order, order_of
+from bp_convert.calibration.ahead import Ahead, beside
+from bp_convert.calibration.gatherer import Moments, order_of
 from bp_convert.calibration.held import Yardstick, parted
 from bp_convert.calibration.moments import Moment
+from bp_convert.calibration.norms import Norms, settle_norms
 from bp_convert.calibration.slopes import Slopes, gather_slopes
-from bp_convert.calibration.tap import Batches, Tap
+from bp_convert.calibration.tap import Batches
 from bp_convert.calibration.work import BACKWARD, SLOPES, passes_over, within
-from bp_convert.fitting.norms import Norms, settle_norms
 from bp_convert.fitting.together import Targets, Together
 from bp_convert.graph.clone import clone
 from bp_convert.graph.example import device_of
@@ -41,7 +41,6 @@ SWEEPS = 30
 ROUNDS = 3  # fits of a layer that is called several times, whose output is its own input
 FURTHER = "fitted to the data, the model is further off on examples held out of it"
 UNSEEN = "which rows each of its matrices gets is not looked at"
-SETTLING = 4  # batches that norms settle on before a stage's inputs are looked at
 
 
 @torch.no_grad()
@@ -85,7 +84,8 @@ def fit_to_data(
     few = within(batches, BACKWARD * macs, SLOPES, device_of(source))
     slopes = gather_slopes(before, [one for one in wanted if one.name in two], few, progress)
     stages = order.stages(passes)
-    ahead = ahead_of(before, after, stages, order, batches)
+    ahead = Ahead(before, stages, order.calls, batches)
+    norms = Norms(before, after, batches)
     together = Together(before, plan, wanted, order, batches)
     errors: dict[str, float] = {}
     for number, names in enumerate(stages):
@@ -93,8 +93,7 @@ def fit_to_data(
         stage = [sites[name] for name in names]
         again = any(order.calls[name] > 1 for name in names)
         for _ in range(ROUNDS if again else 1):
-            caught = None if ahead is None else ahead.of(number)
-            moments = compared(before, after, stage, order, batches, caught)
+            moments = beside(after, stage, order, batches, ahead.of(number), norms)
             targets = _targets(
                 [one for one in stage if together.shares(one.name)], moments, plan.shrink
             )
@@ -140,46 +139,6 @@ def foretold_examples(model: nn.Module, plan: Plan, batches: Batches) -> Sequenc
         return ()
     words = "more would take long for a model of this size"
     return (f"layers are fitted to {count} of the {whole} examples: {words}",)
-
-
-def ahead_of(
-    source: nn.Module,
-    converted: nn.Module,
-    stages: Sequence[Sequence[str]],
-    order: Order,
-    batches: Batches,
-) -> Ahead | None:
-    """Return what runs the source for several stages at once; None where norms are settled, which
-    is done while both models run."""
-    return None if Norms(source, converted).pairs else Ahead(source, stages, order.calls, batches)
-
-
-def compared(
-    source: nn.Module,
-    converted: nn.Module,
-    stage: Sequence[Site],
-    order: Order,
-    batches: Batches,
-    caught: Sequence[Seen] | None = None,
-) -> Moments:
-    """Gather the moments of what the stage's layers get, beside what they got in the source.
-
-    Args:
-        caught: what they got there; None runs the source as well.
-    """
-    if caught is not None:
-        return beside(converted, stage, order, batches, caught)
-    gatherer = Gatherer(stage, order, sum(rows_in(batch) for batch in batches), cross=True)
-    names = [site.name for site in stage]
-    norms = Norms(source, converted)
-    with norms, Tap(source, names, order.calls) as one, Tap(converted, names, order.calls) as two:
-        for number, batch in enumerate(batches[:SETTLING] if norms.pairs else ()):
-            one.run(batch, number)
-            two.run(batch, number)
-        for number, batch in enumerate(batches):
-            before, after = one.run(batch, number), two.run(batch, number)
-            gatherer.add(after, number, batch, before)
-    return gatherer.result()
 
 
 def _seen(site: Site, converted: nn.Module, moments: Moments) -> bool:

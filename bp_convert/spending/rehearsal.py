@@ -20,6 +20,7 @@ from bp_convert.calibration.ahead import Ahead, beside
 from bp_convert.calibration.gatherer import Order, order_of
 from bp_convert.calibration.held import Yardstick
 from bp_convert.calibration.moments import Moment
+from bp_convert.calibration.norms import Norms
 from bp_convert.calibration.tap import Batches
 from bp_convert.calibration.work import FASTER, REHEARSAL, within
 from bp_convert.graph.clone import clone
@@ -85,6 +86,7 @@ class Rehearsal:
         examples = sum(map(rows_in, self._few))
         words: list[object] = [sorted(both), f"{shrink:g}", groups, [STAGES, SWEEPS, examples]]
         words += [bits] if bits else []
+        words += ["norms"] if self._norms.pairs else []
         key = self.candidates.key_of_choice(chosen, words)
         kept = cache.read(key)
         if kept is not None:
@@ -126,7 +128,8 @@ class Rehearsal:
                     continue
                 stage_sites = [sites[name] for name in names]
                 caught = self._ahead.of(number)
-                moments = beside(model, stage_sites, self._order, self._few, caught)
+                known = self._order, self._few, caught, self._norms
+                moments = beside(model, stage_sites, *known)
                 for name in names:
                     for unit in units[name]:
                         found = moments.get((name, unit.role))
@@ -144,6 +147,8 @@ class Rehearsal:
                     for unit in ones:
                         spec = chosen.get(name, {}).get(unit.role)
                         self._change(model, unit, spec, None, bits.get(name))
+            if self._norms.pairs:
+                self._norms.settle(model, self._few)
             return yardstick.errors(model)
         finally:
             model.load_state_dict(start)
@@ -301,6 +306,10 @@ class Rehearsal:
     def _ahead(self) -> Ahead:
         """What layers get in the source, which is the same for each choice."""
         return Ahead(self._source, self._order.stages(STAGES), self._order.calls, self._few)
+
+    @cached_property
+    def _norms(self) -> Norms:
+        return Norms(self._source, self._copy, self._few)
 
     @cached_property
     def _order(self) -> Order:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import bp_convert
+from bp_convert.calibration.norms import Norms
 from bp_convert.spending.rehearsal import Rehearsal
 from bp_convert.spending.trying import Trying, is_nearer
 from bp_convert.values.plan import Plan
@@ -201,3 +203,42 @@ def test_layers_are_weighed_in_the_bits_that_were_best(monkeypatch: pytest.Monke
         ("all layers alike", free),
         ("all layers alike, all layers in int4", coarse),
     ]
+
+
+def test_norms_are_settled_in_a_rehearsal_as_in_the_conversion(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise([3, *[24] * 5]):
+        conv = nn.Conv2d(inputs, outputs, 3, padding=1)
+        layers += [conv, nn.ReLU(), nn.BatchNorm2d(outputs)]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 6))
+    x = torch.randn(256, 3, 8, 8)
+    for _ in range(20):  # norms that have seen data
+        model(x)
+    model.eval()
+    seen: list[list[float]] = []
+    whole = Rehearsal.errors
+
+    def both(self: Rehearsal, *given: Any, **more: Any) -> Any:
+        found = whole(self, *given, **more)
+        with monkeypatch.context() as patched:
+            patched.setattr(Norms, "_settle", lambda *_: None)
+            without = self._run(given[0], given[1], 0.0, (), {})
+        assert found is not None
+        assert without is not None
+        seen.append([float(one.mean()) ** 0.5 for one in (found, without)])
+        return found
+
+    monkeypatch.setattr(Rehearsal, "errors", both)
+    settings: Any = {"reconstruct": "off", "convert_anyway": True, "allocation": "uniform"}
+    plan = bp_convert.plan(model, target="params=0.15", calibrate=x, **settings)
+    small = bp_convert.apply(model, plan, calibrate=x)
+    held = x[-32:]
+    with torch.no_grad():
+        wanted = model(held)
+        gap, spread = small.eval()(held) - wanted, wanted - wanted.mean(0)
+    real = float(gap.norm() / spread.norm())
+    settled, unsettled = seen[0]
+    assert abs(log(settled / real)) < 0.5 * abs(log(unsettled / real))

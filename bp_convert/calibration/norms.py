@@ -16,7 +16,7 @@ LEAST, MOST = 0.25, 4.0  # bounds of the factor by which a variance is taken to 
 
 
 class Norms:
-    """Keeps a converted model's batch norms in step with the source's while both run.
+    """Keeps a converted model's batch norms in step with the source's while it runs.
 
     Running means are shifted and running variances scaled by what conversion changed. Statistics
     of both models are taken on the same data, and only their difference is carried over: what the
@@ -24,26 +24,33 @@ class Norms:
     before it computes, from all batches since ``restart``, so that what is behind it gets what it
     will get from the finished model.
 
-    Each batch must go through ``source`` first, then through ``converted``, in eval mode.
+    Args:
+        source: it is run once on each batch.
+        converted: runs on them in eval mode, each told by ``next`` first.
     """
 
-    def __init__(self, source: nn.Module, converted: nn.Module) -> None:
+    def __init__(self, source: nn.Module, converted: nn.Module, batches: Batches) -> None:
         self.pairs: dict[str, tuple[Any, Any]] = {
             name: (module, converted.get_submodule(name))
             for name, module in source.named_modules()
             if isinstance(module, BatchNormBase) and module.running_mean is not None
         }
+        self.seen = self._looked_at(source, batches) if self.pairs else []
         self.restart()
 
     def restart(self) -> None:
-        """Forget all statistics: a layer has changed."""
+        """Forget what the converted model's norms got: a layer has changed."""
         self.sums = {name: (_Sums(), _Sums()) for name in self.pairs}
+
+    def next(self, number: int) -> None:
+        """Tell that the batch of that number comes next."""
+        for name, one in self.seen[number].items() if self.pairs else ():
+            self.sums[name][0].join(one)
 
     def __enter__(self) -> Norms:
         self.handles = [
-            module.register_forward_pre_hook(self._hook(name, side), with_kwargs=True)
-            for name, pair in self.pairs.items()
-            for side, module in enumerate(pair)
+            converted.register_forward_pre_hook(self._hook(name), with_kwargs=True)
+            for name, (_, converted) in self.pairs.items()
         ]
         return self
 
@@ -51,17 +58,47 @@ class Norms:
         for handle in self.handles:
             handle.remove()
 
-    def _hook(self, name: str, side: int) -> Any:
+    def _looked_at(self, source: nn.Module, batches: Batches) -> list[dict[str, _Sums]]:
+        """Return what the source's norms get of each batch."""
+        found: list[dict[str, _Sums]] = []
+
+        def hook(name: str) -> Any:
+            def add(_: nn.Module, args: Any, kwargs: Any) -> None:
+                found[-1][name].add(_given(args, kwargs))
+
+            return add
+
+        handles = [
+            module.register_forward_pre_hook(hook(name), with_kwargs=True)
+            for name, (module, _) in self.pairs.items()
+        ]
+        try:
+            with in_mode(source, training=False):
+                for number, batch in enumerate(batches):
+                    found.append({name: _Sums() for name in self.pairs})
+                    run_quietly(source, batch, number)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return found
+
+    def _hook(self, name: str) -> Any:
         @torch.no_grad()
         def add(_: nn.Module, args: Any, kwargs: Any) -> None:
-            given = args[0] if args else next(iter(kwargs.values()))
-            if not given.numel():
-                return
-            self.sums[name][side].add(given)
-            if side and self.sums[name][0].count:
+            source, converted = self.sums[name]
+            converted.add(_given(args, kwargs))
+            if source.count and converted.count:
                 self._settle(name)
 
         return add
+
+    def settle(self, converted: nn.Module, batches: Batches) -> None:
+        """Settle all norms of the converted model, by a pass over the batches."""
+        self.restart()
+        with self, in_mode(converted, training=False):
+            for number, batch in enumerate(batches):
+                self.next(number)
+                run_quietly(converted, batch, number)
 
     def _settle(self, name: str) -> None:
         source, converted = self.pairs[name]
@@ -81,6 +118,8 @@ class _Sums:
         self.squares: Any = 0.0
 
     def add(self, x: Tensor) -> None:
+        if not x.numel():
+            return
         axes = [axis for axis in range(x.dim()) if axis != 1]
         count = x.numel() // x.shape[1]
         variance, mean = torch.var_mean(x.float(), axes, correction=0)
@@ -88,22 +127,29 @@ class _Sums:
         self.total = self.total + count * mean.double()
         self.squares = self.squares + count * (variance.double() + mean.double().square())
 
+    def join(self, other: _Sums) -> None:
+        self.count += other.count
+        self.total = self.total + other.total
+        self.squares = self.squares + other.squares
+
     def moments(self) -> tuple[Tensor, Tensor]:
         mean = self.total / self.count
         return mean, (self.squares / self.count - mean.square()).clamp(min=0)
+
+
+def _given(args: Any, kwargs: Any) -> Tensor:
+    given: Tensor = args[0] if args else next(iter(kwargs.values()))
+    return given
 
 
 @torch.no_grad()
 def settle_norms(source: nn.Module, converted: nn.Module, batches: Batches) -> None:
     """Settle all norms of ``converted`` on the data, in place."""
     before, after = clone(source, apart=True), clone(converted, apart=True)
-    norms = Norms(before, after)
+    norms = Norms(before, after, batches)
     if not norms.pairs:
         return
-    with norms, in_mode(before, training=False), in_mode(after, training=False):
-        for number, batch in enumerate(batches):
-            run_quietly(before, batch, number)
-            run_quietly(after, batch, number)
+    norms.settle(after, batches)
     for name, (_, settled) in norms.pairs.items():
         for key in ("running_mean", "running_var"):
             converted.get_submodule(name).get_buffer(key).copy_(settled.get_buffer(key))

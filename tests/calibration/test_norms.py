@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bp_convert.fitting.norms import LEAST, MOST, settle_norms
+from bp_convert.calibration.norms import LEAST, MOST, settle_norms
 from tests.tolerances import assert_near
 
 F32 = torch.float32
