@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bp_convert.calibration.gatherer import Gatherer, Moments, Order
 from bp_convert.calibration.norms import Norms
+from bp_convert.calibration.replay import NEAR, Replay
 from bp_convert.calibration.tap import Batch, Batches, Tap
-from bp_convert.free_memory import free_memory
+from bp_convert.calibration.work import memory_of, room_on
 from bp_convert.graph.example import device_of
 from bp_convert.graph.tree import rows_in, tensors_in
 from bp_convert.graph.walk import Site
-from bp_convert.torch_private import storage_id
 
+SETTLED = 0.05  # relative difference that norms may make which settle batch by batch
 SETTLING = 4  # batches that norms settle on before a stage's inputs are looked at
-SHARE = 0.1  # of the free memory, that what was caught may take
 Seen = Mapping[str, list[Any]]
 
 
@@ -42,7 +42,7 @@ class Ahead:
     ) -> None:
         self.model, self.batches, self.calls = model, batches, calls
         self.stages = [[name for name in stage if name in calls] for stage in stages]
-        self.limit = _free(device_of(model)) if limit is None else limit
+        self.limit = room_on(device_of(model)) if limit is None else limit
         self.held: dict[int, list[Seen]] = {}
 
     def of(self, number: int) -> Sequence[Seen]:
@@ -80,7 +80,7 @@ class Ahead:
         held: dict[int, int] = {}
         for number in range(first, len(self.stages)):
             for name in self.stages[number]:
-                held.update(map(_memory, tensors_in(seen.get(name, []), objects=True)))
+                held.update(map(memory_of, tensors_in(seen.get(name, []), objects=True)))
             if number > first and sum(held.values()) * times > self.limit:
                 return number
         return len(self.stages)
@@ -93,38 +93,45 @@ def beside(
     batches: Batches,
     caught: Sequence[Seen],
     norms: Norms,
+    replay: Replay,
 ) -> Moments:
     """Gather the moments of what layers get, beside what they got in the source; the model's batch
     norms are settled on the way.
 
     Args:
         caught: what they got there, for each batch.
+        replay: of the model.
     """
     gatherer = Gatherer(sites, order, sum(map(rows_in, batches)), cross=True)
     norms.restart()
-    with norms, Tap(model, [site.name for site in sites], order.calls) as tap:
-        for number, batch in enumerate(batches[:SETTLING] if norms.pairs else ()):
+    names = [site.name for site in sites]
+    layers = [model.get_submodule(name) for name in names]
+    with norms, Tap(model, names, order.calls) as tap:
+
+        def run(number: int, batch: Batch) -> dict[str, list[Any]]:
             norms.next(number)
-            tap.run(batch, number)
-        for number, batch in enumerate(batches):
-            norms.next(number)
-            gatherer.add(tap.run(batch, number), number, batch, caught[number])
+            replay.next(number)
+            return tap.run(batch, number)
+
+        # Where passes start late there is time for norms to settle on all, and to stay so.
+        late = replay.on
+        first = len(batches) if late else SETTLING
+        with replay.upto(layers, keeps=False):
+            for number, batch in enumerate(batches[:first] if norms.pairs else ()):
+                run(number, batch)
+        with norms.paused() if late else nullcontext(), replay.upto(layers):
+            for number, batch in enumerate(batches):
+                replay.next(number)
+                doubtful = number == 0 and replay.on and number in replay.kept
+                seen = run(number, batch)
+                if doubtful:
+                    with replay.paused(), norms.paused():
+                        whole = tap.run(batch)
+                    replay.same(seen, whole, SETTLED if norms.pairs else NEAR)
+                    seen = seen if replay.on else whole
+                gatherer.add(seen, number, batch, caught[number])
     return gatherer.result()
 
 
 def _size(batch: Batch) -> int:
     return sum(one.numel() for one in tensors_in(batch, objects=True))
-
-
-def _memory(tensor: Tensor) -> tuple[int, int]:
-    """Return what names the memory that holding a tensor holds, and its bytes: a view holds all
-    that it is a part of."""
-    if tensor.layout != torch.strided:
-        return id(tensor), tensor.numel() * tensor.element_size()
-    return storage_id(tensor), tensor.untyped_storage().nbytes()
-
-
-def _free(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(SHARE * torch.cuda.mem_get_info(device)[0])
-    return int(SHARE * free_memory())

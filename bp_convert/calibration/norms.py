@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -35,8 +37,10 @@ class Norms:
             for name, module in source.named_modules()
             if isinstance(module, BatchNormBase) and module.running_mean is not None
         }
+        self.on, self.late = True, False
         self.seen = self._looked_at(source, batches) if self.pairs else []
         self.restart()
+        self.next(0)
 
     def restart(self) -> None:
         """Forget what the converted model's norms got: a layer has changed."""
@@ -44,8 +48,16 @@ class Norms:
 
     def next(self, number: int) -> None:
         """Tell that the batch of that number comes next."""
-        for name, one in self.seen[number].items() if self.pairs else ():
-            self.sums[name][0].join(one)
+        self.number, self.joined = number, set[str]()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the norms as they are in what runs."""
+        before, self.on = self.on, False
+        try:
+            yield
+        finally:
+            self.on = before
 
     def __enter__(self) -> Norms:
         self.handles = [
@@ -85,20 +97,31 @@ class Norms:
     def _hook(self, name: str) -> Any:
         @torch.no_grad()
         def add(_: nn.Module, args: Any, kwargs: Any) -> None:
+            if not self.on:
+                return
             source, converted = self.sums[name]
+            if name not in self.joined:  # both from the same batches
+                source.join(self.seen[self.number][name])
+                self.joined.add(name)
             converted.add(_given(args, kwargs))
-            if source.count and converted.count:
+            if source.count and converted.count and not self.late:
                 self._settle(name)
 
         return add
 
     def settle(self, converted: nn.Module, batches: Batches) -> None:
-        """Settle all norms of the converted model, by a pass over the batches."""
-        self.restart()
+        """Settle all norms of the converted model, in two passes over the batches: what a norm gets
+        in the first hangs on how far those before it are."""
         with self, in_mode(converted, training=False):
-            for number, batch in enumerate(batches):
-                self.next(number)
-                run_quietly(converted, batch, number)
+            for self.late in (False, True):
+                self.restart()
+                for number, batch in enumerate(batches):
+                    self.next(number)
+                    run_quietly(converted, batch, number)
+        self.late = False
+        for name, (source, found) in self.sums.items():
+            if source.count and found.count:
+                self._settle(name)
 
     def _settle(self, name: str) -> None:
         source, converted = self.pairs[name]

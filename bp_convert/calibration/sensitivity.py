@@ -9,7 +9,8 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
-from bp_convert.calibration.tap import Batch, Batches, run_quietly
+from bp_convert.calibration.replay import Replay
+from bp_convert.calibration.tap import Batch, Batches, Enough, run_quietly
 from bp_convert.graph.tree import tensors_in
 from bp_convert.graph.walk import Site
 from bp_convert.kron.compute import to_compute
@@ -38,6 +39,7 @@ class Trials:
         self.model = model
         model.eval()
         self.batches = batches[:BATCHES]
+        self.replay = Replay(model)
         self.wanted = [self._outputs(*one) for one in enumerate(self.batches)]
 
     def of(
@@ -69,11 +71,28 @@ class Trials:
         if not lost or not total:
             return 1.0
         shifts = [-(change @ mean.to(change)) for change, mean in zip(changes, means, strict=True)]
-        with _changed(site, module, role, changes, shifts):
+        self._up_to(module)
+        with _changed(site, module, role, changes, shifts), self.replay.upto(()):
             grown = self._error()
         return 1.0 if grown is None else damped(grown / (lost / total))
 
+    def _up_to(self, module: nn.Module) -> None:
+        """Run what comes before a layer, so that passes may start there."""
+
+        def reached() -> None:
+            raise Enough
+
+        with self.replay.upto([module], reached):
+            for number, batch in enumerate(self.batches):
+                self.replay.next(number)
+                run_quietly(self.model, batch, number)
+        self.replay.next(0)
+        if self.replay.untested:
+            with self.replay.upto(()):
+                self.replay.same(self._outputs(0, self.batches[0]), self.wanted[0])
+
     def _outputs(self, number: int, batch: Batch) -> list[Tensor]:
+        self.replay.next(number)
         output = run_quietly(self.model, batch, number)
         return [to_compute(t, torch.float64) for t in tensors_in(output) if t.is_floating_point()]
 

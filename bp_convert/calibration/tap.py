@@ -18,7 +18,7 @@ Batch = tuple[Args, Kwargs]
 Batches = Sequence[Batch]
 
 
-class _Enough(Exception):  # noqa: N818 - a signal, not an error
+class Enough(Exception):  # noqa: N818 - a signal, not an error
     """Everything that was asked for has been seen."""
 
 
@@ -55,7 +55,7 @@ class Tap:
             if self.calls is not None and all(
                 len(self.seen.get(one, ())) >= self.calls[one] for one in self.names
             ):
-                raise _Enough
+                raise Enough
 
         return hook
 
@@ -116,7 +116,7 @@ def run_quietly(model: nn.Module, batch: Batch, number: int = 0, *, gradients: b
     try:
         with same_draws(number, model), quiet_forward(), torch.set_grad_enabled(gradients):
             return model(*args, **kwargs)
-    except _Enough:
+    except Enough:
         return None
     except Exception as problem:
         words = str(problem).strip().splitlines() or [type(problem).__name__]

@@ -8,10 +8,13 @@ than some 1e9 for an example see all of them.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from bp_convert.calibration.tap import Batch, Batches
+from bp_convert.free_memory import free_memory
 from bp_convert.graph.example import first_rows
 from bp_convert.graph.tree import rows_in, tensors_in
+from bp_convert.torch_private import storage_id
 
 BACKWARD = 3.0  # times a forward pass, of one with its way back
 FASTER = 20.0  # times that an accelerator does them
@@ -22,6 +25,21 @@ REHEARSAL = 1e12  # of trying one choice,
 FIT = 1e13  # and of fitting layer after layer
 LEAST = 8  # examples,
 FEW = 4  # of passes for each layer
+SHARE = 0.1  # of the free memory, that what one pass leaves for the next may take
+
+
+def memory_of(tensor: Tensor) -> tuple[int, int]:
+    """Return what names the memory that holding a tensor holds, and its bytes: a view holds all
+    that it is a part of."""
+    if tensor.layout != torch.strided:
+        return id(tensor), tensor.numel() * tensor.element_size()
+    return storage_id(tensor), tensor.untyped_storage().nbytes()
+
+
+def room_on(device: torch.device) -> int:
+    """Return how many bytes on a device one pass may leave for the next."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    return int(SHARE * free)
 
 
 def within(

@@ -23,6 +23,7 @@ from bp_convert.calibration.ahead import Ahead, beside
 from bp_convert.calibration.gatherer import Moments, order_of
 from bp_convert.calibration.moments import Moment
 from bp_convert.calibration.norms import Norms, settle_norms
+from bp_convert.calibration.replay import Replay
 from bp_convert.calibration.tap import Batches
 from bp_convert.errors import PlanError
 from bp_convert.fitting.sequence import _outputs as outputs_of
@@ -77,7 +78,7 @@ def round_stored(
         passes, few = stages_for(plan, batches, device_of(converted))
         stages = order.stages(passes)
         ahead = Ahead(before, stages, order.calls, few)
-        norms = Norms(before, after, few)
+        norms, replay = Norms(before, after, few), Replay(after)
         # What loses little comes first, so that the others make up for it.
         for layer in plan.stored:
             if sites.get(layer.name) not in coarse:
@@ -86,7 +87,7 @@ def round_stored(
         for number, names in enumerate(stages):
             progress(f"rounding {names[0]}", number, len(stages))
             stage = [sites[name] for name in names]
-            moments = beside(after, stage, order, few, ahead.of(number), norms)
+            moments = beside(after, stage, order, few, ahead.of(number), norms, replay)
             for site in stage:
                 found = work.fitted(site, moments)
                 if found is not None:

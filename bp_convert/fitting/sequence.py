@@ -20,6 +20,7 @@ from bp_convert.calibration.gatherer import Moments, order_of
 from bp_convert.calibration.held import Yardstick, parted
 from bp_convert.calibration.moments import Moment
 from bp_convert.calibration.norms import Norms, settle_norms
+from bp_convert.calibration.replay import Replay
 from bp_convert.calibration.slopes import Slopes, gather_slopes
 from bp_convert.calibration.tap import Batches
 from bp_convert.calibration.work import BACKWARD, SLOPES, passes_over, within
@@ -85,7 +86,7 @@ def fit_to_data(
     slopes = gather_slopes(before, [one for one in wanted if one.name in two], few, progress)
     stages = order.stages(passes)
     ahead = Ahead(before, stages, order.calls, batches)
-    norms = Norms(before, after, batches)
+    norms, replay = Norms(before, after, batches), Replay(after)
     together = Together(before, plan, wanted, order, batches)
     errors: dict[str, float] = {}
     for number, names in enumerate(stages):
@@ -93,7 +94,7 @@ def fit_to_data(
         stage = [sites[name] for name in names]
         again = any(order.calls[name] > 1 for name in names)
         for _ in range(ROUNDS if again else 1):
-            moments = beside(after, stage, order, batches, ahead.of(number), norms)
+            moments = beside(after, stage, order, batches, ahead.of(number), norms, replay)
             targets = _targets(
                 [one for one in stage if together.shares(one.name)], moments, plan.shrink
             )

@@ -21,6 +21,7 @@ from bp_convert.calibration.gatherer import Order, order_of
 from bp_convert.calibration.held import Yardstick
 from bp_convert.calibration.moments import Moment
 from bp_convert.calibration.norms import Norms
+from bp_convert.calibration.replay import Replay
 from bp_convert.calibration.tap import Batches
 from bp_convert.calibration.work import FASTER, REHEARSAL, within
 from bp_convert.graph.clone import clone
@@ -118,6 +119,7 @@ class Rehearsal:
                 units.setdefault(unit.name, []).append(unit)
         sites = {name: ones[0].layer.site for name, ones in units.items()}
         start = {name: one.clone() for name, one in model.state_dict().items()}
+        self._replay.clear()
         try:
             for unit in self.units:
                 if not unit.role and unit.name in bits:  # stays dense for a reason of its own
@@ -128,7 +130,7 @@ class Rehearsal:
                     continue
                 stage_sites = [sites[name] for name in names]
                 caught = self._ahead.of(number)
-                known = self._order, self._few, caught, self._norms
+                known = self._order, self._few, caught, self._norms, self._replay
                 moments = beside(model, stage_sites, *known)
                 for name in names:
                     for unit in units[name]:
@@ -310,6 +312,10 @@ class Rehearsal:
     @cached_property
     def _norms(self) -> Norms:
         return Norms(self._source, self._copy, self._few)
+
+    @cached_property
+    def _replay(self) -> Replay:
+        return Replay(self._copy)
 
     @cached_property
     def _order(self) -> Order:

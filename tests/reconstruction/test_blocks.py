@@ -289,7 +289,7 @@ def test_large_inputs_go_to_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 def test_a_share_is_of_what_a_container_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("reconstruction.shelf", "calibration.ahead"):
+    for module in ("reconstruction.shelf", "calibration.work"):
         monkeypatch.setattr(f"bp_convert.{module}.free_memory", lambda: 1000)
     assert Shelf(2).limit == 100
     assert Ahead(nn.Linear(2, 2), [], {}, []).limit == 100
