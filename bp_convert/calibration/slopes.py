@@ -69,6 +69,8 @@ def gather_slopes(
         model: a copy that may be written to.
     """
     found: Slopes = {}
+    if not sites:
+        return found
     examples = sum(rows_in(batch) for batch in batches)
     for parameter in model.parameters():
         parameter.requires_grad_(parameter.is_floating_point())

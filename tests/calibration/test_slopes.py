@@ -67,3 +67,12 @@ def test_models_without_slopes_have_none() -> None:
     for model in (Closed(), Written()):
         found = gather_slopes(clone(model, apart=True), walk(model), _batches(model, x))
         assert found == {}
+
+
+def test_no_layer_asks_for_no_pass() -> None:
+    def never(*_: object) -> Tensor:
+        raise AssertionError
+
+    model = nn.Linear(3, 3)
+    vars(model)["forward"] = never
+    assert gather_slopes(model, [], [((torch.ones(2, 3),), {})]) == {}
