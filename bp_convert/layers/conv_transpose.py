@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from bp_convert.fields.conv_checks import output_padding_for
 from bp_convert.kron.transposed_layout import first_transposed
 from bp_convert.layers.common import BilinearLayer
-from bp_convert.layers.conv import Size, Steps, _BPConv, _where
+from bp_convert.layers.conv import Size, _BPConv
+from bp_convert.layers.conv_factors import Steps, where_owned
 from bp_convert.values.factors import FactorSpec
 
 
@@ -102,8 +103,8 @@ class _BPConvTranspose(_BPConv):
         """
         return [
             (
-                *(_where(self.stride, own, 1), _where(self.padding, own, 0)),
-                *(_where(padding, own, 0), _where(self.dilation, own, 1)),
+                *(where_owned(self.stride, own, 1), where_owned(self.padding, own, 0)),
+                *(where_owned(padding, own, 0), where_owned(self.dilation, own, 1)),
             )
             for own in self._mine()
         ]
