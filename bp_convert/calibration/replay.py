@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from bp_convert.calibration.work import memory_of, room_on
 from bp_convert.graph.example import device_of
 from bp_convert.graph.tree import tensors_in
-from bp_convert.torch_private import version_of
+from bp_convert.torch_private import hooks_of, version_of
 
 FIRST = 3  # passes that are compared with whole ones
 NEAR = 1e-5  # relative difference up to which a pass is the same as one from the beginning
@@ -53,6 +54,29 @@ class _Frame:
     done: list[_Done] = field(default_factory=list)
     inside: _Frame | None = None
     given: _Frame | None = None
+
+    def add(self, done: _Done) -> None:
+        """Add a call that has ended. In a chain nothing asks for what went into it any more."""
+        self.done.append(done)
+        if len(self.done) > 1 and self.chains and not any(hooks_of(done.module)):
+            before = self.done[-2]
+            self.done[-2] = _Done(before.module, None, [], before.weights)
+
+    @property
+    def chains(self) -> bool:
+        """Whether each call in it is given what the one before gave, and nothing else is."""
+        return type(self.module).forward is nn.Sequential.forward
+
+    @property
+    def whole(self) -> bool:
+        """Whether no call in a chain has to be computed again, whose input is gone."""
+        if not self.chains or not self.done:
+            return True
+        unseen = not any(
+            before.output is None and any(hooks_of(after.module))
+            for before, after in pairwise(self.done)
+        )
+        return unseen and self.done[-1].holds and all(one.stands for one in self.done)
 
 
 class Replay:
@@ -184,7 +208,7 @@ class _Pass:
             parent = self.stack[-1]
             found = self._known(parent, module)
             if isinstance(found, _Done):
-                parent.done.append(found)
+                parent.add(found)
                 return found.output
             given = found
         frame = _Frame(module, given=given)
@@ -193,6 +217,7 @@ class _Pass:
             self.called.add(id(module))
         elif self.live:
             frame.given = self.replay.kept[self.replay.number]
+            self.live = frame.given.whole
         self.stack.append(frame)
         try:
             output = forward(*args, **kwargs)
@@ -202,7 +227,7 @@ class _Pass:
                 self.stack[-1].inside = None
         if self.stack and (self.live or self.records):
             done = _Done(module, output, _versions(tensors_in(output, objects=True)))
-            self.stack[-1].done.append(done)
+            self.stack[-1].add(done)
         return output
 
     def _begin(self) -> None:
@@ -223,7 +248,7 @@ class _Pass:
             self.live = False  # other weights, or another way through the model
             return None
         inside, parent.given = parent.given.inside, None  # nothing is known of what comes behind
-        if inside is not None and inside.module is module:
+        if inside is not None and inside.module is module and inside.whole:
             return inside
         self.live = False
         return None

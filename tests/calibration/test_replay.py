@@ -234,3 +234,30 @@ def test_trials_give_what_whole_passes_give() -> None:
             fewer = sum(counts.values())
     assert found[0] == pytest.approx(found[1], rel=1e-6)
     assert fewer < 0.8 * sum(counts.values())
+
+
+def test_of_a_chain_the_last_output_alone_is_kept() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.ReLU()) for _ in range(5))).eval()
+    last, x = model[4][0], torch.randn(9, 6)
+    replay = Replay(model)
+    with torch.no_grad():
+        with replay.upto([last]):
+            expected = model(x)
+        (size,) = replay.sizes.values()
+        assert size == x.nbytes
+        with _counted(model) as counts, replay.upto([last]):
+            assert torch.equal(model(x), expected)
+        assert counts == {"4.0": 1}
+        model[1][0].weight.mul_(2)  # what went into it is gone: all is computed
+        with replay.upto([last]):
+            changed = model(x)
+        assert torch.equal(changed, model(x))
+        shapes: list[Any] = []
+        handle = model[2].register_forward_pre_hook(lambda _, args: shapes.append(args[0].shape))
+        with replay.upto([last]):  # a hook that looks on is given what it always is
+            model(x)
+        with replay.upto([last]):
+            assert torch.equal(model(x), changed)
+        handle.remove()
+        assert shapes == [x.shape] * 2
