@@ -18,6 +18,7 @@ from bp_convert.graph.tree import rows_in, tensors_in
 from bp_convert.graph.walk import Site
 
 SETTLED = 0.05  # relative difference that norms may make which settle batch by batch
+FEW = 3  # batches, of which a whole pass over one at each stage would be a large part
 SETTLING = 4  # batches that norms settle on before a stage's inputs are looked at
 Seen = Mapping[str, list[Any]]
 
@@ -122,7 +123,9 @@ def beside(
         with norms.paused() if late else nullcontext(), replay.upto(layers):
             for number, batch in enumerate(batches):
                 replay.next(number)
-                doubtful = number == 0 and replay.on and number in replay.kept
+                doubtful = number == 0 and (
+                    replay.untested if len(batches) <= FEW else replay.starts_late
+                )
                 seen = run(number, batch)
                 if doubtful:
                     with replay.paused(), norms.paused():

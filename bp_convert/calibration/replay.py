@@ -114,12 +114,17 @@ class Replay:
         self.number = number
 
     @property
+    def starts_late(self) -> bool:
+        """Whether this batch's next pass does."""
+        return self.on and bool(self.called.get(self.number))
+
+    @property
     def untested(self) -> bool:
         """Whether this batch's next pass should be compared with one from the beginning, where not
         every one is: it is one of the first, or leaves out at least twice as much as any that was.
         """
         left_out = len(self.called.get(self.number, ()))
-        return self.on and left_out > 0 and (self.tests < FIRST or left_out >= 2 * self.tested)
+        return self.starts_late and (self.tests < FIRST or left_out >= 2 * self.tested)
 
     def same(self, one: Any, other: Any, near: float = NEAR) -> None:
         """Compare what a pass gave with what one from the beginning did; where they differ by more

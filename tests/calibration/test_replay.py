@@ -82,8 +82,8 @@ class Leaky(nn.Module):
         return x
 
 
-def _batches(width: int = 5) -> Batches:
-    return [((torch.randn(9, width),), {}) for _ in range(3)]
+def _batches(width: int = 5, count: int = 4) -> Batches:
+    return [((torch.randn(9, width),), {}) for _ in range(count)]
 
 
 def _all_moments(
