@@ -111,8 +111,7 @@ def beside(
 
         def run(number: int, batch: Batch) -> dict[str, list[Any]]:
             norms.next(number)
-            replay.next(number)
-            return tap.run(batch, number)
+            return replay.run(number, lambda: tap.run(batch, number))
 
         # Where passes start late there is time for norms to settle on all, and to stay so.
         late = replay.on

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from bp_convert.calibration.work import memory_of, room_on
+from bp_convert.errors import DataError
 from bp_convert.graph.example import device_of
 from bp_convert.graph.tree import tensors_in
 from bp_convert.torch_private import hooks_of, version_of
 
+T = TypeVar("T")
 FIRST = 3  # passes that are compared with whole ones
 NEAR = 1e-5  # relative difference up to which a pass is the same as one from the beginning
 
@@ -113,6 +116,22 @@ class Replay:
         """Tell that the batch of that number comes next."""
         self.number = number
 
+    def run(self, number: int, one: Callable[[], T]) -> T:
+        """Run the model on the batch of that number; where it fails on what is kept, from the
+        beginning, then and from now on."""
+        self.number = number
+        try:
+            return one()
+        except DataError:
+            if not self.on:
+                raise
+            self._stop()
+            return one()
+
+    def _stop(self) -> None:
+        self.on = False
+        self.clear()
+
     @property
     def starts_late(self) -> bool:
         """Whether this batch's next pass does."""
@@ -134,8 +153,7 @@ class Replay:
         if len(ones) != len(others) or not all(
             _near(*pair, near) for pair in zip(ones, others, strict=True)
         ):
-            self.on = False
-            self.clear()
+            self._stop()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -214,7 +232,7 @@ class _Pass:
             found = self._known(parent, module)
             if isinstance(found, _Done):
                 parent.add(found)
-                return found.output
+                return _apart(found.output)
             given = found
         frame = _Frame(module, given=given)
         if self.stack:
@@ -231,7 +249,7 @@ class _Pass:
             if self.stack:
                 self.stack[-1].inside = None
         if self.stack and (self.live or self.records):
-            done = _Done(module, output, _versions(tensors_in(output, objects=True)))
+            done = _Done(module, _apart(output), _versions(tensors_in(output, objects=True)))
             self.stack[-1].add(done)
         return output
 
@@ -301,6 +319,15 @@ def _through(
         return call(module, forward, *args, **kwargs)
 
     return run
+
+
+def _apart(value: Any) -> Any:
+    """Return lists and dicts that nobody else takes something from."""
+    if type(value) in (list, tuple):
+        return type(value)(_apart(one) for one in value)
+    if type(value) in (dict, OrderedDict):
+        return type(value)((key, _apart(one)) for key, one in value.items())
+    return value
 
 
 def _version(tensor: Tensor) -> int:

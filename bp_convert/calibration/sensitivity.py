@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import sqrt
 
 import torch
@@ -84,16 +85,14 @@ class Trials:
 
         with self.replay.upto([module], reached):
             for number, batch in enumerate(self.batches):
-                self.replay.next(number)
-                run_quietly(self.model, batch, number)
+                self.replay.run(number, partial(run_quietly, self.model, batch, number))
         self.replay.next(0)
         if self.replay.untested:
             with self.replay.upto(()):
                 self.replay.same(self._outputs(0, self.batches[0]), self.wanted[0])
 
     def _outputs(self, number: int, batch: Batch) -> list[Tensor]:
-        self.replay.next(number)
-        output = run_quietly(self.model, batch, number)
+        output = self.replay.run(number, partial(run_quietly, self.model, batch, number))
         return [to_compute(t, torch.float64) for t in tensors_in(output) if t.is_floating_point()]
 
     def _error(self) -> float | None:

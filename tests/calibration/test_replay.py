@@ -261,3 +261,56 @@ def test_of_a_chain_the_last_output_alone_is_kept() -> None:
             assert torch.equal(model(x), changed)
         handle.remove()
         assert shapes == [x.shape] * 2
+
+
+class Taken(nn.Module):
+    """Takes from a list that a part of it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts, self.last = _Parts(), nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.parts(x)
+        for layer in self.last:
+            x = layer(x) + found.pop()
+        return x
+
+
+class _Parts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [self.inner(x), x, 2 * x]
+
+
+class Sulky(Leaky):
+    """Fails where a layer was left out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = super().forward(x)
+        assert len(self.words) == len(self.layers)
+        return made
+
+
+def test_what_is_taken_from_a_list_is_there_again() -> None:
+    torch.manual_seed(0)
+    model, x = Taken().eval(), torch.randn(9, 6)
+    replay = Replay(model)
+    with torch.no_grad():
+        expected = model(x)
+        for _ in range(3):
+            with _counted(model) as counts, replay.upto([model.last[2]]):
+                assert torch.equal(model(x), expected)
+    assert counts == {"last.2": 1}
+
+
+def test_a_model_that_fails_so_is_run_whole() -> None:
+    model = Sulky().eval()
+    trials = Trials(model, _batches(6))
+    site = walk(model)[2]
+    with torch.no_grad():
+        trials.of(site, "weight", [Plain()], [torch.zeros(6)])
+    assert not trials.replay.on
