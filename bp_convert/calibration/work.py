@@ -38,8 +38,8 @@ def memory_of(tensor: Tensor) -> tuple[int, int]:
 
 def room_on(device: torch.device) -> int:
     """Return how many bytes on a device one pass may leave for the next."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
-    return int(SHARE * free)
+    there = device.type == "cuda" and torch.cuda.is_available()
+    return int(SHARE * (torch.cuda.mem_get_info(device)[0] if there else free_memory()))
 
 
 def within(
