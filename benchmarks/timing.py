@@ -4,6 +4,7 @@
     python benchmarks/timing.py models [--only MODEL] [--share 0.25]
     python benchmarks/timing.py nearest    # the fit itself, against a full SVD
     python benchmarks/timing.py planning [--only "resnet50 alpha=2 plan"]
+    python benchmarks/timing.py fitting
 
 Medians of passes that take turns in one run; above 1 the bilinear one is faster. Layers have the
 factors of the ``fast`` policy and run as a plan would have them (``--way``); models are planned by
@@ -200,7 +201,29 @@ def planning(asked: argparse.Namespace) -> None:
         print(f"{case:30} {passed:8.1f} {taken:9.1f} {calls[0]:9}", flush=True)
 
 
-CASES = {"layers": layers, "models": models, "nearest": nearest, "planning": planning}
+def fitting(asked: argparse.Namespace) -> None:
+    """Print what planning MiniLM to a half by 512 examples and fitting it takes."""
+    from benchmarks.quality import sentences  # its model and its texts come from registries
+
+    task = sentences(512)
+    os.environ["BP_CONVERT_CACHE"] = tempfile.mkdtemp()
+    one_way: dict[str, Any] = {"sides": "inputs", "allocation": "measured", "shrink": 0.0}
+    data: dict[str, Any] = {"calibrate": task.calibration}
+    start = time.perf_counter()
+    plan = bp_convert.plan(
+        task.model, target="params=0.5", reconstruct="off", groups=False, **one_way, **data
+    )
+    planned = time.perf_counter()
+    small = bp_convert.apply(task.model, plan, **data)
+    fitted = time.perf_counter()
+    score = ", ".join(f"{name} {one:.4f}" for name, one in task.score(small.eval()).items())
+    print(f"{machine()}; planned {planned - start:.1f} s, fitted {fitted - planned:.1f} s; {score}")
+
+
+CASES = {
+    **{"layers": layers, "models": models, "nearest": nearest},
+    **{"planning": planning, "fitting": fitting},
+}
 
 
 def main() -> None:
