@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import bp_convert
 from bp_convert.errors import PlanError
-from bp_convert.kinds import kind_of, predict
+from bp_convert.kinds import Ask, kind_of, predict
 from bp_convert.layers.linear import BPLinear
 from bp_convert.prices import priced, shipped
 from bp_convert.tuning import fused_prices
@@ -212,3 +212,18 @@ def test_a_plan_that_fuses_what_cannot_be_is_refused() -> None:
     layer = plan.converted[0].model_copy(update={"way": "fused"})
     with pytest.raises(PlanError, match="factored or expanded"):
         bp_convert.apply(model, plan.model_copy(update={"layers": (layer, *plan.layers[1:])}))
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [(nn.MultiheadAttention(64, 4), (5, 2, 64)), (nn.Bilinear(16, 16, 64), (3, 16))],
+    ids=["attention", "bilinear"],
+)
+def test_kinds_that_are_priced_as_linear_layers_are_not_fused(module: Any, shape: Any) -> None:
+    kind = kind_of(module)
+    assert kind is not None
+    widths = kind.widths(module)
+    factors = kind.factor(module, widths, Ask(rank=2))
+    with priced({"Linear.fused": {"calls": 1e-9}}):
+        speed = predict(kind, module, widths, factors, [shape])
+    assert speed is None or speed.way() != "fused"

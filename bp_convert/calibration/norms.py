@@ -112,6 +112,8 @@ class Norms:
     def settle(self, converted: nn.Module, batches: Batches) -> None:
         """Settle all norms of the converted model, in two passes over the batches: what a norm gets
         in the first hangs on how far those before it are."""
+        if not self.pairs:
+            return
         with self, in_mode(converted, training=False):
             for self.late in (False, True):
                 self.restart()
@@ -170,8 +172,6 @@ def settle_norms(source: nn.Module, converted: nn.Module, batches: Batches) -> N
     """Settle all norms of ``converted`` on the data, in place."""
     before, after = clone(source, apart=True), clone(converted, apart=True)
     norms = Norms(before, after, batches)
-    if not norms.pairs:
-        return
     norms.settle(after, batches)
     for name, (_, settled) in norms.pairs.items():
         for key in ("running_mean", "running_var"):

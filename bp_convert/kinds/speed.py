@@ -88,7 +88,8 @@ def predict(
             )
     look = LOOK * len(shapes) if getattr(kind.twin, "EXPANDS", False) else inf
     fused = inf
-    if (kernel := prices.get(f"{priced}.fused")) and fits(factors["weight"]):
+    kernel = prices.get(f"{priced}.fused")
+    if kernel and getattr(kind.twin, "FUSES", False) and fits(factors["weight"]):
         each = [work(factors["weight"], prod(shape[:-1])) for shape in shapes]
         fused = sum(kernel.get(name, 0.0) * n for one in each for name, n in one.items())
     return Speed(max(times[0], 1e-3), max(times[1], 1e-3), times[0] + look, fused)

@@ -85,9 +85,9 @@ class Rehearsal:
         bits = {name: one for name, one in (stores or {}).items() if one in FORMS}
         groups = [list(one.names) for one in stacks]
         examples = sum(map(rows_in, self._few))
-        words: list[object] = [sorted(both), f"{shrink:g}", groups, [STAGES, SWEEPS, examples]]
+        work = [STAGES, SWEEPS, examples, "norms settled"]
+        words: list[object] = [sorted(both), f"{shrink:g}", groups, work]
         words += [bits] if bits else []
-        words += ["norms"] if self._norms.pairs else []
         key = self.candidates.key_of_choice(chosen, words)
         kept = cache.read(key)
         if kept is not None:
@@ -149,8 +149,7 @@ class Rehearsal:
                     for unit in ones:
                         spec = chosen.get(name, {}).get(unit.role)
                         self._change(model, unit, spec, None, bits.get(name))
-            if self._norms.pairs:
-                self._norms.settle(model, self._few)
+            self._norms.settle(model, self._few)
             return yardstick.errors(model)
         finally:
             model.load_state_dict(start)

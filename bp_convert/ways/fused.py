@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from contextlib import nullcontext
-from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
@@ -102,7 +101,7 @@ def fused(
         _FAILED.add(key)
         warnings.warn(
             f"the fused kernel for {spec} does not run here, so the layer runs on its factors: "
-            f"{type(problem).__name__}: {str(problem).splitlines()[:1]}",
+            f"{type(problem).__name__}: {str(problem).partition(chr(10))[0]}",
             stacklevel=2,
         )
         return None
@@ -114,7 +113,8 @@ def run(x: Tensor, w1: Tensor, w2: Tensor, bias: Tensor | None, spec: FactorSpec
     Raises:
         ImportError: there is no Triton.
     """
-    launch = _kernel()
+    from bp_convert.ways.fused_kernel import launch  # Triton is only on some machines
+
     (k1, k2), (d1, d2) = spec.out, spec.inp
     flat = x.reshape(-1, d1 * d2).contiguous()
     rows, blocks = len(flat), Blocks.of(spec)
@@ -139,13 +139,6 @@ def run(x: Tensor, w1: Tensor, w2: Tensor, bias: Tensor | None, spec: FactorSpec
             num_warps=blocks.warps,
         )
     return y
-
-
-@lru_cache(maxsize=1)
-def _kernel():  # type: ignore[no-untyped-def]
-    from bp_convert.ways.fused_kernel import launch  # Triton is only on some machines
-
-    return launch
 
 
 def _power(size: int) -> int:
